@@ -2,7 +2,18 @@
 //!
 //! Everything here is a function of names and shapes alone, so every rank that computes a plan
 //! computes the same one. Nothing here talks to a device, a network or Burn.
+#![forbid(unsafe_code)]
 
+mod cost;
+mod error;
+mod flops;
+mod matrix;
 mod mesh;
+mod mode;
 
+pub use cost::CostModel;
+pub use error::PartitionError;
+pub use flops::{DEFAULT_STEPS, Form, newton_schulz_flops, preferred_form};
+pub use matrix::Matrix;
 pub use mesh::{Coordinate, MeshError, MeshShape, Rank};
+pub use mode::Mode;
