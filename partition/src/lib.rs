@@ -4,16 +4,21 @@
 //! computes the same one. Nothing here talks to a device, a network or Burn.
 #![forbid(unsafe_code)]
 
+mod boundary;
 mod cost;
 mod error;
 mod flops;
 mod matrix;
 mod mesh;
 mod mode;
+mod pattern;
+mod tree;
 
+pub use boundary::{Boundaries, BoundaryRule, Strictness};
 pub use cost::CostModel;
 pub use error::PartitionError;
 pub use flops::{DEFAULT_STEPS, Form, newton_schulz_flops, preferred_form};
 pub use matrix::Matrix;
 pub use mesh::{Coordinate, MeshError, MeshShape, Rank};
 pub use mode::Mode;
+pub use tree::ModuleTree;
