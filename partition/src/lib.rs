@@ -7,11 +7,19 @@
 mod boundary;
 mod cost;
 mod error;
+mod fingerprint;
 mod flops;
+mod improve;
+mod lpt;
 mod matrix;
 mod mesh;
 mod mode;
+mod pack;
+mod partitioner;
 mod pattern;
+mod plan;
+mod report;
+mod slots;
 mod tree;
 
 pub use boundary::{Boundaries, BoundaryRule, Strictness};
@@ -21,4 +29,7 @@ pub use flops::{DEFAULT_STEPS, Form, newton_schulz_flops, preferred_form};
 pub use matrix::Matrix;
 pub use mesh::{Coordinate, MeshError, MeshShape, Rank};
 pub use mode::Mode;
+pub use partitioner::Partitioner;
+pub use plan::{Boundary, Pack, Plan, PlannedMatrix};
+pub use report::{BalanceReport, RankLoad};
 pub use tree::ModuleTree;
