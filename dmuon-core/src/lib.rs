@@ -1,1 +1,4 @@
 //! placeholder
+
+pub mod newton_schulz;
+pub mod update;
