@@ -30,7 +30,7 @@ fn assert_golden(set: Coefficients, ns_steps: usize, expected: [f32; 6]) {
             .unwrap();
         for (found, expected) in out.iter().zip(expected) {
             assert!(
-                (found - expected).abs() < PRINTED_DIGITS,
+                (found - expected).abs() < tolerance,
                 "{set:?} {form:?}: {out:?}"
             );
         }
