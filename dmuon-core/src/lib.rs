@@ -2,12 +2,29 @@
 #![deny(unsafe_code)]
 
 mod buffer;
+mod engine;
+mod error;
+mod group;
+mod launch;
 mod ledger;
+mod mesh;
 pub mod newton_schulz;
 mod pool;
+mod recorder;
+pub mod reduce;
 pub mod update;
+mod work;
+mod world;
 
 pub use buffer::{ALIGNMENT, Buffer, SharedBuffer};
 pub use dmuon_partition::{Coordinate, MeshError, MeshShape, Rank};
+pub use engine::{Dump, EngineOptions, Link, Sharing};
+pub use error::{CallSite, Error, Result};
+pub use group::{Call, Capabilities, Element, Group, Memory, Op, OpKind};
+pub use launch::{catch, launch, launch_each, launch_with, raise};
 pub use ledger::{Holding, Lease, Ledger};
+pub use mesh::{Axis, Mesh, Stream};
 pub use pool::BufferPool;
+pub use recorder::{Counters, Event, EventKind, OpCount, Recorder, Trace};
+pub use work::{Pending, Work};
+pub use world::World;

@@ -1,0 +1,6 @@
+//! Engines: implementations of [`Group`](crate::Group), one directory each, and their options.
+
+pub(crate) mod in_process;
+mod options;
+
+pub use options::{Dump, EngineOptions, Link, Sharing};

@@ -1,0 +1,164 @@
+//! What may be chosen about an engine, and the environment variables that stand in for a choice.
+
+use crate::{Error, Result};
+use std::{path::PathBuf, sync::OnceLock, time::Duration};
+
+/// How long a wait may take unless told otherwise.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Events a rank's flight recorder keeps unless told otherwise.
+const DEFAULT_RECORDER_CAPACITY: usize = 4096;
+
+/// Options of the in-process engine; other engines use those that apply.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Whether ranks share memory or each gets its own.
+    pub sharing: Sharing,
+    /// How long a wait may take; `None` reads `DMUON_TIMEOUT` (seconds), else five minutes.
+    pub deadline: Option<Duration>,
+    /// Events each rank's flight recorder keeps.
+    pub recorder_capacity: usize,
+    /// What to do with the flight recordings when a launch fails.
+    pub dump: Dump,
+    /// The link every group pretends to have; `None` for memory speed.
+    pub link: Option<Link>,
+}
+
+/// Whether ranks in one process share memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// A broadcast hands every rank the root's own memory.
+    #[default]
+    Share,
+    /// Every rank receives into memory of its own, as separate machines would, so that counted
+    /// allocations are honest.
+    Copy,
+}
+
+/// What happens to the flight recordings when a launch fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Dump {
+    /// To the directory in `DMUON_FLIGHT_RECORDER`, or nothing without that.
+    #[default]
+    FromEnvironment,
+    /// Nothing.
+    Never,
+    /// To a directory, made if need be.
+    To(PathBuf),
+}
+
+/// A pretended link: one per group, busy with one collective at a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Time before the first byte.
+    pub latency: Duration,
+    /// Bytes of a call's part per second.
+    pub bytes_per_second: f64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            sharing: Sharing::Share,
+            deadline: None,
+            recorder_capacity: DEFAULT_RECORDER_CAPACITY,
+            dump: Dump::FromEnvironment,
+            link: None,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Options with a deadline for every wait.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Options with a way of sharing.
+    #[must_use]
+    pub fn with_sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Options with a pretended link.
+    #[must_use]
+    pub fn with_link(mut self, link: Link) -> Self {
+        self.link = Some(link);
+        self
+    }
+
+    /// Options with a place for flight recordings.
+    #[must_use]
+    pub fn with_dump(mut self, dump: Dump) -> Self {
+        self.dump = dump;
+        self
+    }
+
+    /// The deadline after asking the environment, which is read once per process.
+    pub(crate) fn resolved_deadline(&self) -> Result<Duration> {
+        static TIMEOUT: OnceLock<Result<Option<Duration>>> = OnceLock::new();
+        if let Some(deadline) = self.deadline {
+            return Ok(deadline);
+        }
+        let timeout = TIMEOUT.get_or_init(|| match std::env::var("DMUON_TIMEOUT") {
+            Ok(value) => parse_timeout(&value).map(Some),
+            Err(_) => Ok(None),
+        });
+        Ok(timeout.clone()?.unwrap_or(DEFAULT_DEADLINE))
+    }
+
+    /// Where to dump flight recordings, if anywhere.
+    pub(crate) fn resolved_dump(&self) -> Option<PathBuf> {
+        match &self.dump {
+            Dump::Never => None,
+            Dump::To(directory) => Some(directory.clone()),
+            Dump::FromEnvironment => std::env::var_os("DMUON_FLIGHT_RECORDER").map(PathBuf::from),
+        }
+    }
+}
+
+impl Link {
+    /// How long `bytes` take.
+    pub(crate) fn transfer_time(&self, bytes: usize) -> Duration {
+        self.latency + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second)
+    }
+}
+
+fn parse_timeout(value: &str) -> Result<Duration> {
+    let seconds = value
+        .trim()
+        .parse::<f64>()
+        .ok()
+        .filter(|seconds| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| Error::Environment {
+            variable: "DMUON_TIMEOUT",
+            value: value.into(),
+            expected: "a positive number of seconds",
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_positive_seconds() {
+        assert_eq!(parse_timeout("30").ok(), Some(Duration::from_secs(30)));
+        assert_eq!(
+            parse_timeout(" 0.5 ").ok(),
+            Some(Duration::from_millis(500))
+        );
+        for wrong in ["", "0", "-1", "inf", "NaN", "5m", "1e300"] {
+            let error = parse_timeout(wrong).expect_err("not a timeout").to_string();
+            assert!(error.contains("DMUON_TIMEOUT"), "{error}");
+            assert!(error.contains("positive number of seconds"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What can go wrong between ranks, each error naming who, where and why; nothing here prints.
+
+use crate::OpKind;
+use dmuon_partition::{MeshError, Rank};
+use std::{fmt, sync::Arc, time::Duration};
+
+/// A result whose error is an [`enum@Error`] unless said otherwise.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a collective, a launch or a mesh failed. Cheap to clone: one failure reaches many ranks.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The mesh does not fit the world.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// A wait reached its deadline.
+    #[error("rank {rank}: {at} timed out after {}; {}", Seconds(*waited), Missing(missing))]
+    TimedOut {
+        /// The rank whose deadline passed first.
+        rank: Rank,
+        /// The collective it waited for.
+        at: CallSite,
+        /// How long it waited.
+        waited: Duration,
+        /// The ranks it needed that never started the collective.
+        missing: Vec<Rank>,
+    },
+    /// Two ranks issued different collectives as the same call of a group.
+    #[error(
+        "rank {rank} called {call} where rank {other} called {other_call} (#{sequence} on {group})"
+    )]
+    Mismatch {
+        /// The group both ranks called.
+        group: Arc<str>,
+        /// Which call of the group differs, from 0.
+        sequence: u64,
+        /// The higher of the two ranks.
+        rank: Rank,
+        /// What `rank` called.
+        call: Arc<str>,
+        /// The lower of the two ranks.
+        other: Rank,
+        /// What `other` called.
+        other_call: Arc<str>,
+    },
+    /// The buffer handed to a collective does not have the size its call promises.
+    #[error("rank {rank}: {at} takes {}, got {}", Input(*expected), Input(*actual))]
+    Input {
+        /// The rank that passed the buffer.
+        rank: Rank,
+        /// The collective it was passed to.
+        at: CallSite,
+        /// Bytes the call takes on this rank, `None` for no buffer at all.
+        expected: Option<usize>,
+        /// Bytes that were passed.
+        actual: Option<usize>,
+    },
+    /// A collective names a root that its group does not have.
+    #[error("rank {rank}: {at} has root {root}, but the group has {size} ranks")]
+    Root {
+        /// The rank that made the call.
+        rank: Rank,
+        /// The collective.
+        at: CallSite,
+        /// The root it named, as a rank in the group.
+        root: usize,
+        /// How many ranks the group has.
+        size: usize,
+    },
+    /// A sum over elements that have none, such as raw bytes.
+    #[error(
+        "rank {rank}: {at} cannot sum {element} elements; sum f32 or f64, or use a collective that only moves bytes"
+    )]
+    NotSummable {
+        /// The rank that made the call.
+        rank: Rank,
+        /// The collective.
+        at: CallSite,
+        /// The element type as text.
+        element: &'static str,
+    },
+    /// A rank failed, and everybody who works with it learns why.
+    #[error("rank {rank} failed: {cause}")]
+    RankFailed {
+        /// The rank that failed.
+        rank: Rank,
+        /// Its own error.
+        cause: Arc<Error>,
+    },
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked {
+        /// The rank that panicked.
+        rank: Rank,
+        /// The panic message.
+        message: Arc<str>,
+    },
+    /// A rank finished without starting a collective that others need it for.
+    #[error("rank {rank} returned before {at}")]
+    RankReturned {
+        /// The rank that is gone.
+        rank: Rank,
+        /// The collective it is missing from.
+        at: CallSite,
+    },
+    /// A world needs at least one rank.
+    #[error("a world needs at least one rank, 0 were asked for")]
+    EmptyWorld,
+    /// The operating system refused a thread for a rank.
+    #[error("no thread for rank {rank}: {source}")]
+    Thread {
+        /// The rank without a thread.
+        rank: Rank,
+        /// What the operating system said.
+        source: Arc<std::io::Error>,
+    },
+    /// An environment variable holds something else than it should.
+    #[error("{variable}={value:?} is not {expected}; correct it or unset it")]
+    Environment {
+        /// Name of the variable.
+        variable: &'static str,
+        /// What it holds.
+        value: Arc<str>,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// A failure of the code that runs on a rank rather than of this crate.
+    #[error(transparent)]
+    External(Arc<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps a failure of the code that runs on a rank, so that other ranks can be told about it.
+    pub fn external(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::External(Arc::new(error))
+    }
+
+    /// Wraps a bare message.
+    pub fn message(message: impl Into<String>) -> Self {
+        Self::external(Message(message.into()))
+    }
+
+    /// What first went wrong: strips every [`Error::RankFailed`].
+    pub fn root_cause(&self) -> &Error {
+        match self {
+            Self::RankFailed { cause, .. } => cause.root_cause(),
+            other => other,
+        }
+    }
+
+    /// What the other ranks are told when `rank` fails with this error.
+    pub(crate) fn seen_from_afar(self, rank: Rank) -> Self {
+        match self {
+            Self::RankPanicked { .. } | Self::RankFailed { .. } | Self::Mismatch { .. } => self,
+            Self::TimedOut { .. } => self,
+            cause => Self::RankFailed {
+                rank,
+                cause: Arc::new(cause),
+            },
+        }
+    }
+}
+
+/// One call of one group, as errors name it: `broadcast of "layers.0" on shard/weights #17`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallSite {
+    /// The collective.
+    pub op: OpKind,
+    /// The boundary or parameter it serves.
+    pub label: Arc<str>,
+    /// Name of the group.
+    pub group: Arc<str>,
+    /// Which call of the group, from 0.
+    pub sequence: u64,
+}
+
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            op,
+            label,
+            group,
+            sequence,
+        } = self;
+        write!(f, "{op} of \"{label}\" on {group} #{sequence}")
+    }
+}
+
+/// An error that is only a message.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Message(String);
+
+/// Writes `30 s` or `0.25 s`.
+struct Seconds(Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s", self.0.as_secs_f64())
+    }
+}
+
+/// Writes who is missing, or that nobody is.
+struct Missing<'a>(&'a [Rank]);
+
+impl fmt::Display for Missing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("every rank arrived, the operation itself did not finish");
+        }
+        write!(
+            f,
+            "not arrived: {:?}",
+            self.0.iter().map(|rank| rank.0).collect::<Vec<_>>()
+        )
+    }
+}
+
+/// Writes `16 bytes` or `no buffer`.
+struct Input(Option<usize>);
+
+impl fmt::Display for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{bytes} bytes"),
+            None => f.write_str("no buffer"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn site() -> CallSite {
+        CallSite {
+            op: OpKind::Broadcast,
+            label: "layers.0".into(),
+            group: "shard/weights".into(),
+            sequence: 17,
+        }
+    }
+
+    #[test]
+    fn timeout_names_rank_group_sequence_and_the_missing() {
+        let error = Error::TimedOut {
+            rank: Rank(3),
+            at: site(),
+            waited: Duration::from_secs(30),
+            missing: vec![Rank(2)],
+        };
+        assert_eq!(
+            error.to_string(),
+            "rank 3: broadcast of \"layers.0\" on shard/weights #17 timed out after 30 s; \
+             not arrived: [2]"
+        );
+    }
+
+    #[test]
+    fn root_cause_looks_through_failed_ranks() {
+        let cause = Error::message("out of luck");
+        let seen = cause.seen_from_afar(Rank(1));
+        assert_eq!(seen.to_string(), "rank 1 failed: out of luck");
+        assert_eq!(seen.root_cause().to_string(), "out of luck");
+    }
+}
