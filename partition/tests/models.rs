@@ -1,4 +1,5 @@
 //! Balance on the matrices of real models.
+#![expect(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
 use dmuon_partition::{
     BalanceReport, BoundaryRule, CostModel, Matrix, MeshShape, Partitioner, Plan,
