@@ -1,4 +1,4 @@
-//! Newton–Schulz against printed values of a 2 × 3 matrix, computed elsewhere in `f64`.
+//! Golden values: one 2 × 3 matrix, printed to six decimals.
 
 use dmuon_core::newton_schulz::{
     Coefficients, Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Workspace,
