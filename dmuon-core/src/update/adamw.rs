@@ -119,3 +119,93 @@ impl Scalars {
         p * self.keep - self.lr * (*m / self.corrections[0]) / denominator
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some ten roundings of 6e-8 a step on values below 1, over twenty steps.
+    const ROUNDING: f64 = 2e-5;
+
+    /// AdamW in `f64`, written as the paper has it.
+    struct Oracle {
+        p: f64,
+        m: f64,
+        v: f64,
+    }
+
+    impl Oracle {
+        fn step(&mut self, c: &AdamW, g: f64, t: i32) {
+            self.p -= c.lr * c.weight_decay * self.p;
+            self.m = c.beta_1 * self.m + (1.0 - c.beta_1) * g;
+            self.v = c.beta_2 * self.v + (1.0 - c.beta_2) * g * g;
+            let corrected_m = self.m / (1.0 - c.beta_1.powi(t));
+            let corrected_v = self.v / (1.0 - c.beta_2.powi(t));
+            self.p -= c.lr * corrected_m / (corrected_v.sqrt() + c.eps);
+        }
+    }
+
+    #[test]
+    fn twenty_steps_follow_the_formula() {
+        let config = AdamW {
+            lr: 0.01,
+            weight_decay: 0.1,
+            ..AdamW::default()
+        };
+        let mut params = [0.7f32, -0.4, 1e-3];
+        let (mut first, mut second) = ([0.0f32; 3], [0.0f32; 3]);
+        let mut oracles = params.map(|p| Oracle {
+            p: f64::from(p),
+            m: 0.0,
+            v: 0.0,
+        });
+        for step in 1..=20u64 {
+            let grads = [0.3, -20.0, 1e-4].map(|g: f32| g * (step as f32 - 7.5));
+            let state = AdamWState {
+                first: &mut first,
+                second: &mut second,
+                step,
+            };
+            config.step(&mut params, &grads, state).unwrap();
+            for (i, oracle) in oracles.iter_mut().enumerate() {
+                oracle.step(&config, f64::from(grads[i]), step as i32);
+                let error = (f64::from(params[i]) - oracle.p).abs();
+                assert!(error < ROUNDING, "step {step}, parameter {i}: {error:.1e}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_step_moves_by_the_learning_rate_whatever_the_gradient() {
+        let config = AdamW {
+            lr: 0.25,
+            ..AdamW::default()
+        };
+        let mut params = [0.0f32; 3];
+        let state = AdamWState {
+            first: &mut [0.0; 3],
+            second: &mut [0.0; 3],
+            step: 1,
+        };
+        config.step(&mut params, &[1e-3, -5.0, 1e5], state).unwrap();
+        for (p, expected) in params.iter().zip([-0.25, 0.25, -0.25]) {
+            assert!((p - expected).abs() < 1e-5, "{params:?}");
+        }
+    }
+
+    #[test]
+    fn moments_of_another_length_are_refused() {
+        let state = AdamWState {
+            first: &mut [0.0; 2],
+            second: &mut [0.0; 1],
+            step: 1,
+        };
+        let error = AdamW::default()
+            .step(&mut [0.0; 2], &[0.0; 2], state)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "second moment holds 1 elements where the shape asks for 2"
+        );
+    }
+}

@@ -37,3 +37,43 @@ impl ApplyUpdate {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three roundings of 6e-8 a step on values below 4, over ten steps.
+    const ROUNDING: f64 = 1e-5;
+
+    #[test]
+    fn ten_steps_decay_first_and_scale_only_the_direction() {
+        let update = ApplyUpdate {
+            lr: 0.02,
+            weight_decay: 0.1,
+            scale: 6.4,
+        };
+        let mut weight = [2.0f32, -3.0, 0.5];
+        let mut exact = weight.map(f64::from);
+        for step in 0..10 {
+            let direction = [0.5, -0.25, 1.0].map(|o: f32| o * (4.5 - step as f32) / 4.5);
+            update.apply(&mut weight, &direction).unwrap();
+            for i in 0..3 {
+                exact[i] *= 1.0 - 0.02 * 0.1;
+                exact[i] -= 0.02 * 6.4 * f64::from(direction[i]);
+                assert!((f64::from(weight[i]) - exact[i]).abs() < ROUNDING);
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_direction_the_weight_only_decays() {
+        let update = ApplyUpdate {
+            lr: 0.5,
+            weight_decay: 0.5,
+            scale: 100.0,
+        };
+        let mut weight = [4.0f32];
+        update.apply(&mut weight, &[0.0]).unwrap();
+        assert_eq!(weight, [3.0]);
+    }
+}

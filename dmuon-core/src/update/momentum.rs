@@ -62,3 +62,58 @@ impl Momentum {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two roundings of 6e-8 a step on values below 8, over five steps.
+    const ROUNDING: f64 = 1e-5;
+
+    #[test]
+    fn five_steps_follow_the_recurrence() {
+        for rule in [MomentumRule::Nesterov, MomentumRule::HeavyBall] {
+            let momentum = Momentum { mu: 0.95, rule };
+            let (mut buf, mut out) = ([0.0f32; 3], [0.0f32; 3]);
+            let mut exact = [0.0f64; 3];
+            for step in 0..5 {
+                let grad = [1.5, -0.25, 0.1].map(|g: f32| g * (step as f32 - 1.5));
+                momentum.step(&mut buf, &grad, &mut out).unwrap();
+                for i in 0..3 {
+                    let g = f64::from(grad[i]);
+                    exact[i] = 0.95 * exact[i] + g;
+                    let ahead = match rule {
+                        MomentumRule::Nesterov => g + 0.95 * exact[i],
+                        MomentumRule::HeavyBall => exact[i],
+                    };
+                    assert!((f64::from(buf[i]) - exact[i]).abs() < ROUNDING);
+                    assert!((f64::from(out[i]) - ahead).abs() < ROUNDING);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_buffer_is_the_gradient_and_a_zero_gradient_adds_nothing() {
+        let momentum = Momentum::default();
+        let (mut buf, mut out) = ([0.0f32; 2], [0.0f32; 2]);
+        momentum.step(&mut buf, &[0.3, -7.0], &mut out).unwrap();
+        assert_eq!(buf, [0.3, -7.0]);
+        momentum.step(&mut buf, &[0.0, 0.0], &mut out).unwrap();
+        assert_eq!(buf, [0.95 * 0.3, 0.95 * -7.0]);
+        assert_eq!(out, buf.map(|b| 0.95 * b));
+    }
+
+    #[test]
+    fn a_slice_of_another_length_is_refused_before_anything_is_written() {
+        let mut buf = [1.0; 2];
+        let error = Momentum::default()
+            .step(&mut buf, &[1.0; 3], &mut [0.0; 2])
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "gradient holds 3 elements where the shape asks for 2"
+        );
+        assert_eq!(buf, [1.0; 2]);
+    }
+}

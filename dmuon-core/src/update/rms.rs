@@ -2,9 +2,9 @@
 
 use crate::newton_schulz::{Band, sum_of_squares};
 
-/// Rounding that an update may show beyond exact arithmetic: `f32` Newton–Schulz is good to
-/// about 1e-5, and an upper bound that is off by a part in a thousand still catches every fault.
-const SLACK: f64 = 1e-3;
+/// What rounding may add to a singular value in the Gram form: one percent, by its restart policy.
+/// Faults (a wrong factor, a step that never ran) are far larger.
+const SLACK: f64 = 1e-2;
 
 /// Root mean square, accumulated in `f64` in a fixed order; 0 for an empty slice.
 pub fn rms(values: &[f32]) -> f64 {
@@ -83,7 +83,7 @@ mod tests {
             promise.judge(rms(&identity[..3]) / 2.0),
             RmsVerdict::LowRank
         );
-        assert_eq!(promise.judge(1.01 * promise.upper), RmsVerdict::TooLarge);
+        assert_eq!(promise.judge(1.02 * promise.upper), RmsVerdict::TooLarge);
         assert_eq!(promise.judge(f64::NAN), RmsVerdict::TooLarge);
     }
 
