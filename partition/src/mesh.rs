@@ -41,6 +41,14 @@ pub enum MeshError {
         /// Length of the shard axis.
         shard: usize,
     },
+    /// More ranks than can be counted.
+    #[error("a {replicate}x{shard} mesh has more ranks than can be counted: choose shorter axes")]
+    TooLarge {
+        /// Length of the replicate axis.
+        replicate: usize,
+        /// Length of the shard axis.
+        shard: usize,
+    },
     /// The mesh does not cover the world exactly.
     #[error(
         "a {mesh} mesh holds {} ranks but the world has {world_size}: choose axes whose product \
@@ -92,10 +100,13 @@ impl MeshShape {
     /// A mesh of `replicate` replicas with `shard` ranks each.
     ///
     /// # Errors
-    /// An axis of length zero.
+    /// An axis of length zero, or a product of the axes that overflows.
     pub fn new(replicate: usize, shard: usize) -> Result<Self, MeshError> {
         if replicate == 0 || shard == 0 {
             return Err(MeshError::EmptyAxis { replicate, shard });
+        }
+        if replicate.checked_mul(shard).is_none() {
+            return Err(MeshError::TooLarge { replicate, shard });
         }
         Ok(Self { replicate, shard })
     }
@@ -169,8 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn empty_axis_and_wrong_world_are_refused() {
+    fn impossible_axes_and_wrong_world_are_refused() {
         assert!(MeshShape::new(0, 4).is_err());
+        assert!(matches!(
+            MeshShape::new(usize::MAX, 2),
+            Err(MeshError::TooLarge { .. })
+        ));
         let error = MeshShape::new(2, 3)
             .unwrap()
             .check_world_size(4)
