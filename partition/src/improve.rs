@@ -163,3 +163,71 @@ impl Pair<'_> {
                     .has_room(boundary(take), self.heavy, Some(self.light)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MeshShape, pack::Item};
+
+    fn items(costs: &[f64], boundaries: &[usize]) -> Vec<Item> {
+        let item = |(&cost, &boundary)| Item {
+            cost,
+            elems: 1,
+            boundary,
+        };
+        costs.iter().zip(boundaries).map(item).collect()
+    }
+
+    fn placed<'a>(items: &'a [Item], owners: &[usize], ranks: usize) -> Slots<'a> {
+        let mut slots = Slots::new(items, MeshShape::new(1, ranks).unwrap());
+        for (item, &slot) in owners.iter().enumerate() {
+            slots.place(item, slot);
+        }
+        slots
+    }
+
+    #[test]
+    fn swaps_repair_what_greed_got_wrong() {
+        // Greedy reaches 7 here; 3 + 3 against 2 + 2 + 2 is optimal.
+        let items = items(&[3.0, 3.0, 2.0, 2.0, 2.0], &[0, 1, 2, 3, 4]);
+        let mut slots = placed(&items, &[0, 1, 0, 1, 0], 2);
+        improve(&mut slots, Spread::Ignore, 6.0);
+        assert_eq!(slots.max_cost(), 6.0);
+    }
+
+    #[test]
+    fn swaps_inside_a_boundary_keep_it_spread() {
+        let items = items(&[5.0, 5.0, 1.0, 1.0], &[0, 1, 0, 1]);
+        let mut slots = placed(&items, &[0, 0, 1, 1], 2);
+        improve(&mut slots, Spread::Keep, 0.0);
+        assert_eq!(slots.max_cost(), 6.0);
+        for slot in [0, 1] {
+            let boundaries: Vec<_> = slots
+                .members(slot)
+                .iter()
+                .map(|&item| items[item].boundary)
+                .collect();
+            assert!(boundaries == [0, 1] || boundaries == [1, 0]);
+        }
+    }
+
+    #[test]
+    fn a_move_that_would_crowd_is_not_made() {
+        // 3 against 2 + 1 is optimal, but the latter are of one boundary.
+        let items = items(&[3.0, 2.0, 1.0], &[0, 1, 1]);
+        let mut kept = placed(&items, &[0, 1, 0], 2);
+        let mut free = kept.clone();
+        improve(&mut kept, Spread::Keep, 0.0);
+        assert_eq!(kept.max_cost(), 4.0);
+        improve(&mut free, Spread::Ignore, 0.0);
+        assert_eq!(free.max_cost(), 3.0);
+    }
+
+    #[test]
+    fn improvement_stops_at_the_target() {
+        let items = items(&[1.0; 8], &[0; 8]);
+        let mut slots = placed(&items, &[0; 8], 4);
+        improve(&mut slots, Spread::Ignore, 5.0);
+        assert!(slots.max_cost() > 2.0 && slots.max_cost() <= 5.0);
+    }
+}
