@@ -114,9 +114,10 @@ impl BoundaryRule {
         if homeless.is_empty() {
             return Ok(boundaries);
         }
+        let candidates = ModuleTree::from_names(homeless.iter().map(String::as_str))?.repeated();
         Err(PartitionError::Homeless {
             names: homeless,
-            candidates: tree.repeated(),
+            candidates,
         })
     }
 
@@ -255,6 +256,10 @@ mod tests {
         ] {
             assert!(message.contains(part), "{message}");
         }
+        assert!(
+            !message.contains("layers"),
+            "what has a home needs no advice: {message}"
+        );
     }
 
     #[test]
