@@ -31,7 +31,7 @@ struct Trade {
 /// largest cost never grows. With [`Spread::Keep`] no trade crowds a slot or column.
 pub(crate) fn improve(slots: &mut Slots<'_>, spread: Spread, target: f64) {
     let mut effort = EFFORT + EFFORT_PER_ITEM * slots.items.len();
-    while slots.max_cost() > target {
+    while effort > 0 && slots.max_cost() > target {
         let Some(heavy) = slots.by_load().next_back() else {
             return;
         };

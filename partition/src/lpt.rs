@@ -10,7 +10,7 @@ const PROBES: usize = 128;
 /// Places all items on empty slots. Without spread, the largest load is at most 4/3 of the best.
 ///
 /// # Source
-/// Graham, "Bounds on multiprocessing timing anomalies" (1969), theorem 2.
+/// Graham, "Bounds on multiprocessing timing anomalies" (1969).
 pub(crate) fn place_all(slots: &mut Slots<'_>, spread: Spread) {
     for item in 0..slots.items.len() {
         if let Some(slot) = lightest(slots, slots.items[item].boundary, spread) {
