@@ -1,9 +1,7 @@
 //! Balance on the matrices of real models.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 
-use dmuon_partition::{
-    BalanceReport, BoundaryRule, CostModel, Matrix, MeshShape, Partitioner, Plan,
-};
+use dmuon_partition::{BoundaryRule, CostModel, Matrix, MeshShape, Partitioner, Plan};
 
 /// A decoder: hidden size, MLP size, key-value size, layers.
 #[derive(Clone, Copy)]
@@ -93,10 +91,15 @@ fn plan(matrices: &[Matrix], replicate: usize, shard: usize) -> Plan {
     Partitioner::new(mesh).plan(matrices, &boundaries).unwrap()
 }
 
-fn report(matrices: &[Matrix], ranks: usize) -> BalanceReport {
-    plan(matrices, 1, ranks)
+/// Balanced within `max_over_mean`, nobody idle, and every boundary spread evenly over its owners
+/// and over the shard columns.
+fn assert_balanced(matrices: &[Matrix], (replicate, shard): (usize, usize), max_over_mean: f64) {
+    let report = plan(matrices, replicate, shard)
         .balance(&CostModel::NewtonSchulz)
-        .unwrap()
+        .unwrap();
+    assert!(report.max_over_mean() <= max_over_mean, "{report}");
+    assert!(report.idle().is_empty(), "{report}");
+    assert_eq!(report.crowded_boundaries, 0, "{report}");
 }
 
 #[test]
@@ -134,27 +137,45 @@ fn print_balance() {
 
 #[test]
 fn llama_8b_is_balanced_on_8() {
-    assert!(report(&decoder(LLAMA3_8B), 8).max_over_mean() <= 1.01);
+    for mesh in [(1, 8), (2, 4)] {
+        assert_balanced(&decoder(LLAMA3_8B), mesh, 1.01);
+    }
 }
 
 #[test]
 fn qwen_7b_is_balanced_on_8() {
-    assert!(report(&decoder(QWEN25_7B), 8).max_over_mean() <= 1.02);
+    for mesh in [(1, 8), (2, 4)] {
+        assert_balanced(&decoder(QWEN25_7B), mesh, 1.02);
+    }
 }
 
 #[test]
 fn qwen_1_5b_is_balanced_on_16() {
-    assert!(report(&decoder(QWEN25_1_5B), 16).max_over_mean() <= 1.02);
+    for mesh in [(1, 16), (4, 4)] {
+        assert_balanced(&decoder(QWEN25_1_5B), mesh, 1.02);
+    }
 }
 
 #[test]
 fn qwen_0_5b_is_balanced_on_16() {
-    assert!(report(&decoder(QWEN25_0_5B), 16).max_over_mean() <= 1.03);
+    for mesh in [(1, 16), (2, 8)] {
+        assert_balanced(&decoder(QWEN25_0_5B), mesh, 1.03);
+    }
 }
 
 #[test]
-fn a_small_model_leaves_no_rank_idle() {
-    let report = report(&small(), 16);
-    assert!(report.max_over_mean() <= 1.06);
-    assert!(report.idle().is_empty());
+fn a_small_model_is_balanced_on_16() {
+    for mesh in [(1, 16), (4, 4)] {
+        assert_balanced(&small(), mesh, 1.06);
+    }
+}
+
+#[test]
+fn the_models_have_the_parameters_they_are_known_for() {
+    let billions = |model| decoder(model).iter().map(Matrix::elems).sum::<usize>() as f64 / 1e9;
+    // Published totals less embeddings and heads, which are no hidden matrices.
+    assert!((billions(LLAMA3_8B) - 6.98).abs() < 0.01);
+    assert!((billions(QWEN25_7B) - 6.53).abs() < 0.01);
+    assert!((billions(QWEN25_1_5B) - 1.31).abs() < 0.01);
+    assert!((billions(QWEN25_0_5B) - 0.36).abs() < 0.01);
 }
