@@ -1,0 +1,156 @@
+//! What each collective puts out, against its definition.
+
+use crate::suite::{Engine, PATIENCE, assert_bits, at_all_sizes, input, naive_sum, run, value};
+use dmuon_core::{Buffer, Call, Element, Op, Result, World};
+
+/// Nothing, one, odd, and more than one parallel task.
+const NUM_ELEMS: [usize; 4] = [0, 1, 1023, (1 << 17) + 5];
+
+fn sum_at(size: usize, at: usize) -> f32 {
+    naive_sum(&(0..size).map(|rank| value(rank, at)).collect::<Vec<_>>())
+}
+
+pub(crate) fn broadcast_reaches_every_rank<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, group) = (world.rank().0, world.group());
+        for (num_elems, root) in NUM_ELEMS.into_iter().zip((0..world.size()).cycle()) {
+            let own = (rank == root).then(|| input(root, 0, num_elems));
+            let output = run(&*group, Op::Broadcast { root }, num_elems, own)?;
+            let output = output.expect("every rank receives");
+            assert_bits(output.as_f32(), (0..num_elems).map(|at| value(root, at)));
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn reduce_sums_in_the_canonical_order<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        for (num_elems, root) in NUM_ELEMS.into_iter().zip((0..size).rev().cycle()) {
+            let own = input(rank, 0, num_elems);
+            let output = run(&*group, Op::Reduce { root }, num_elems, Some(own))?;
+            assert_eq!(output.is_some(), rank == root);
+            if let Some(output) = output {
+                assert_bits(output.as_f32(), (0..num_elems).map(|at| sum_at(size, at)));
+            }
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn all_reduce_gives_every_rank_the_same_bits<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        for num_elems in NUM_ELEMS {
+            let output = run(
+                &*group,
+                Op::AllReduce,
+                num_elems,
+                Some(input(rank, 0, num_elems)),
+            )?;
+            let output = output.expect("every rank receives");
+            assert_bits(output.as_f32(), (0..num_elems).map(|at| sum_at(size, at)));
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn all_gather_concatenates_in_group_order<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        for num_elems in NUM_ELEMS {
+            let output = run(
+                &*group,
+                Op::AllGather,
+                num_elems,
+                Some(input(rank, 0, num_elems)),
+            )?;
+            let output = output.expect("every rank receives");
+            assert_eq!(output.as_f32().len(), size * num_elems);
+            for from in 0..size {
+                let part = &output.as_f32()[from * num_elems..(from + 1) * num_elems];
+                assert_bits(part, (0..num_elems).map(|at| value(from, at)));
+            }
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn reduce_scatter_gives_each_rank_its_part<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        for num_elems in NUM_ELEMS {
+            let own = input(rank, 0, size * num_elems);
+            let output = run(&*group, Op::ReduceScatter, num_elems, Some(own))?;
+            let output = output.expect("every rank receives");
+            let first = rank * num_elems;
+            assert_bits(
+                output.as_f32(),
+                (0..num_elems).map(|at| sum_at(size, first + at)),
+            );
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn all_to_all_transposes<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        for num_elems in NUM_ELEMS {
+            let own = input(rank, 0, size * num_elems);
+            let output = run(&*group, Op::AllToAll, num_elems, Some(own))?;
+            let output = output.expect("every rank receives");
+            for from in 0..size {
+                let part = &output.as_f32()[from * num_elems..(from + 1) * num_elems];
+                assert_bits(
+                    part,
+                    (0..num_elems).map(|at| value(from, rank * num_elems + at)),
+                );
+            }
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn barrier_has_no_output<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        for _ in 0..50 {
+            let output = world
+                .group()
+                .start(Call::barrier("step"), None)?
+                .wait(PATIENCE)?;
+            assert!(output.is_none());
+        }
+        Ok(())
+    });
+}
+
+pub(crate) fn doubles_sum_and_bytes_move<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size) = (world.rank().0, world.size());
+        sum_doubles(&world, rank, size)?;
+        let own = Buffer::from_bytes(&[rank as u8; 3]).freeze();
+        let call = Call::new(Op::AllGather, "names", Element::U8, 3);
+        let output = world.group().start(call, Some(own))?.wait(PATIENCE)?;
+        let output = output.expect("every rank receives");
+        assert!(
+            output
+                .iter()
+                .enumerate()
+                .all(|(at, byte)| usize::from(*byte) == at / 3)
+        );
+        Ok(())
+    });
+}
+
+/// Sums that `f32` could not hold.
+fn sum_doubles(world: &World, rank: usize, size: usize) -> Result<()> {
+    let own = Buffer::from_elements(&[1.0 + f64::EPSILON, rank as f64]).freeze();
+    let call = Call::new(Op::AllReduce, "norms", Element::F64, 2);
+    let output = world.group().start(call, Some(own))?.wait(PATIENCE)?;
+    let output = output.expect("every rank receives");
+    let sums: &[f64] = output.elements();
+    assert!(sums[0] > size as f64);
+    assert_eq!(sums[1], (size * (size - 1) / 2) as f64);
+    Ok(())
+}
