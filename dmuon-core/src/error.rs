@@ -151,13 +151,30 @@ impl Error {
 
     /// What the other ranks are told when `rank` fails with this error.
     pub(crate) fn seen_from_afar(self, rank: Rank) -> Self {
+        if self.names_rank() {
+            return self;
+        }
+        Self::RankFailed {
+            rank,
+            cause: Arc::new(self),
+        }
+    }
+
+    /// Whether the message says by itself which rank is to blame.
+    fn names_rank(&self) -> bool {
         match self {
-            Self::RankPanicked { .. } | Self::RankFailed { .. } | Self::Mismatch { .. } => self,
-            Self::TimedOut { .. } => self,
-            cause => Self::RankFailed {
-                rank,
-                cause: Arc::new(cause),
-            },
+            Self::TimedOut { .. }
+            | Self::Mismatch { .. }
+            | Self::Input { .. }
+            | Self::Root { .. }
+            | Self::NotSummable { .. }
+            | Self::RankFailed { .. }
+            | Self::RankPanicked { .. }
+            | Self::RankReturned { .. }
+            | Self::Thread { .. } => true,
+            Self::Mesh(_) | Self::EmptyWorld | Self::Environment { .. } | Self::External(_) => {
+                false
+            }
         }
     }
 }

@@ -33,15 +33,23 @@ pub fn tree_sum<T: Summand>(inputs: &[&[T]], output: &mut [T]) {
         inputs.iter().all(|input| input.len() == output.len()),
         "lengths differ"
     );
+    if output.len() <= TASK_ELEMS {
+        // Not worth a trip through the thread pool, which may be busy with a long product.
+        return sum_task(inputs, 0, output);
+    }
     output
         .par_chunks_mut(TASK_ELEMS)
         .enumerate()
         .for_each(|(task, output)| {
-            let start = task * TASK_ELEMS;
-            for (block, output) in output.chunks_mut(BLOCK_ELEMS).enumerate() {
-                sum_block(inputs, start + block * BLOCK_ELEMS, output);
-            }
+            sum_task(inputs, task * TASK_ELEMS, output);
         });
+}
+
+/// Sums one task of all inputs, which starts at element `start`.
+fn sum_task<T: Summand>(inputs: &[&[T]], start: usize, output: &mut [T]) {
+    for (block, output) in output.chunks_mut(BLOCK_ELEMS).enumerate() {
+        sum_block(inputs, start + block * BLOCK_ELEMS, output);
+    }
 }
 
 /// Sums one block of all inputs, which starts at element `start`.
