@@ -1,0 +1,251 @@
+//! One rank's exchange of weights and gradients: the schedule's decisions, carried out on groups.
+//!
+//! The way of the data: a boundary is touched → [`Schedule`] says what to issue → [`Group`] calls
+//! start on packed buffers → weights arrive as a [`PackView`] → gradients are packed, reduced and
+//! come back as [`ReducedPack`]s on whoever holds the parameters.
+//!
+//! [`Group`]: crate::Group
+
+use crate::gradients::Gradients;
+use crate::weights::Weights;
+use crate::{
+    Action, Address, Axis, Buffer, EventKind, Mesh, PackView, Pass, Placement, Recorder,
+    ReducedPack, Result, Schedule, Stream, Unit,
+};
+use dmuon_partition::Mode;
+use std::sync::Arc;
+
+/// How a model is exchanged: fixed before the first step, alike on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangeOptions {
+    /// How long packed weights live.
+    pub mode: Mode,
+    /// How many boundaries ahead weights are broadcast.
+    pub prefetch: usize,
+}
+
+/// A unit's weights that something outside kept alive past their release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldPack {
+    /// Index of the unit.
+    pub unit: usize,
+    /// Index of the pack in the unit.
+    pub pack: usize,
+}
+
+/// One rank's exchange for one model.
+#[derive(Debug)]
+pub struct Exchange<V> {
+    units: Arc<[Unit]>,
+    schedule: Schedule,
+    weights: Weights<V>,
+    gradients: Gradients,
+    recorder: Recorder,
+    held: Vec<HeldPack>,
+}
+
+impl<V: PackView> Exchange<V> {
+    /// An exchange over the shard axis of `mesh`. Nothing is published yet.
+    pub fn new(mesh: &Mesh, units: Vec<Unit>, options: ExchangeOptions) -> Self {
+        let placements: Vec<Placement> = units.iter().map(|unit| unit.placement).collect();
+        let units: Arc<[Unit]> = units.into();
+        let world = mesh.world();
+        let group = |stream| mesh.group(Axis::Shard, stream).clone();
+        let deadline = world.deadline();
+        Self {
+            schedule: Schedule::new(options.mode, options.prefetch, &placements),
+            weights: Weights::new(
+                group(Stream::Weights),
+                world.pool().clone(),
+                world.ledger().clone(),
+                deadline,
+                units.clone(),
+            ),
+            gradients: Gradients::new(
+                group(Stream::Gradients),
+                world.pool().clone(),
+                deadline,
+                units.clone(),
+            ),
+            recorder: world.recorder().clone(),
+            units,
+            held: Vec::new(),
+        }
+    }
+
+    /// The units, in plan order.
+    pub fn units(&self) -> &Arc<[Unit]> {
+        &self.units
+    }
+
+    /// The life cycle's state.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// A buffer for the next version of a pack this rank owns; see [`publish`](Self::publish).
+    pub fn spare(&self, unit: usize, pack: usize) -> Buffer {
+        self.weights.spare(unit, pack)
+    }
+
+    /// Replaces the weights of packs this rank owns, and drops every copy of old weights.
+    ///
+    /// # Collective
+    /// Every rank, also one that owns nothing, before the next forward.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn publish(&mut self, packs: Vec<(usize, usize, Buffer)>) -> Result<Vec<V>> {
+        let actions = self.schedule.publish();
+        self.carry_out(actions, Pass::Evaluation)?;
+        self.gradients.clear();
+        let mut views = Vec::with_capacity(packs.len());
+        for (unit, pack, buffer) in packs {
+            self.recorder.mark_bytes(
+                EventKind::Publish,
+                &self.units[unit].name,
+                buffer.len_bytes() as u64,
+            );
+            views.push(self.weights.publish(unit, pack, buffer));
+        }
+        Ok(views)
+    }
+
+    /// The view published last for a pack this rank owns.
+    pub fn published(&self, unit: usize, pack: usize) -> Option<&V> {
+        self.weights.published(unit, pack)
+    }
+
+    /// Forward enters the boundary around `unit`.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn enter(&mut self, unit: usize, pass: Pass) -> Result<()> {
+        self.recorder
+            .mark(EventKind::ForwardEnter, &self.units[unit].name);
+        let actions = self.schedule.enter(unit, pass);
+        self.carry_out(actions, pass)
+    }
+
+    /// Forward leaves the boundary around `unit`.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn leave(&mut self, unit: usize, pass: Pass) -> Result<()> {
+        let actions = self.schedule.leave(unit, pass);
+        self.carry_out(actions, pass)?;
+        self.recorder
+            .mark(EventKind::ForwardLeave, &self.units[unit].name);
+        Ok(())
+    }
+
+    /// The weights of a pack, in forward. `inside`: the boundary around the unit is running.
+    ///
+    /// # Errors
+    /// A group has failed, or the owner did not send before the deadline.
+    pub fn weights(&mut self, unit: usize, pack: usize, inside: bool, pass: Pass) -> Result<V> {
+        // Also inside: a nested pass may have dropped what entering started.
+        let actions = match inside {
+            true => self.schedule.enter(unit, pass),
+            false => self.schedule.touch(unit, pass),
+        };
+        self.carry_out(actions, pass)?;
+        self.wait(unit, pack)
+    }
+
+    /// The weights of a pack, in backward, after Z3 dropped them.
+    ///
+    /// # Errors
+    /// As [`weights`](Self::weights).
+    pub fn weights_in_backward(&mut self, unit: usize, pack: usize) -> Result<V> {
+        let actions = self.schedule.read_backward(unit);
+        self.carry_out(actions, Pass::Training)?;
+        self.wait(unit, pack)
+    }
+
+    /// Backward reaches the output of the boundary around `unit`.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn enter_backward(&mut self, unit: usize) -> Result<()> {
+        self.recorder
+            .mark(EventKind::BackwardEnter, &self.units[unit].name);
+        let actions = self.schedule.enter_backward(unit);
+        self.carry_out(actions, Pass::Training)
+    }
+
+    /// Packs one gradient; `write` overwrites its slot when told it is the first, else adds.
+    pub fn add_gradient(&mut self, address: Address, write: impl FnOnce(&mut [f32], bool)) {
+        self.gradients.add(address, write);
+    }
+
+    /// Backward is through with a run of `unit` (`left`), or has produced one of its gradients.
+    /// `pending(u)`: whether this rank still has gradients of unit `u` to come.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn leave_backward(
+        &mut self,
+        unit: usize,
+        left: bool,
+        pending: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        if left {
+            self.recorder
+                .mark(EventKind::BackwardLeave, &self.units[unit].name);
+        }
+        let actions = self.schedule.leave_backward(unit, left, pending);
+        self.carry_out(actions, Pass::Training)
+    }
+
+    /// Ends a backward: issues what is missing, waits, returns the averages this rank holds.
+    ///
+    /// # Errors
+    /// A group has failed, or a rank did not take part before the deadline.
+    pub fn finish_backward(&mut self) -> Result<Vec<ReducedPack>> {
+        let actions = self.schedule.finish_backward();
+        self.carry_out(actions, Pass::Training)?;
+        self.gradients.wait()
+    }
+
+    /// Units this rank's backward has read since the last call.
+    pub fn take_reads(&mut self) -> Vec<bool> {
+        self.schedule.take_reads()
+    }
+
+    /// Sets which units any rank's backward reads; alike on every rank.
+    pub fn plan_reads(&mut self, reads: Vec<bool>) {
+        self.schedule.plan_reads(reads);
+    }
+
+    /// Packs that were held past their release in a training forward since the last call.
+    pub fn take_held(&mut self) -> Vec<HeldPack> {
+        std::mem::take(&mut self.held)
+    }
+
+    fn wait(&mut self, unit: usize, pack: usize) -> Result<V> {
+        self.weights.wait(unit, pack)?.ok_or_else(|| {
+            crate::Error::message(format!(
+                "the weights of \"{}\" were used before the first publish",
+                self.units[unit].name
+            ))
+        })
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>, pass: Pass) -> Result<()> {
+        for action in actions {
+            match action {
+                Action::Unshard(unit) => self.weights.unshard(unit)?,
+                Action::Reduce(unit) => self.gradients.reduce(unit)?,
+                Action::Reshard(unit) => {
+                    let held = self.weights.reshard(unit);
+                    if pass == Pass::Training && !self.schedule.in_backward() {
+                        self.held
+                            .extend(held.into_iter().map(|pack| HeldPack { unit, pack }));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
