@@ -1,0 +1,181 @@
+//! The command line: parsed once into values that are known to fit together.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, ValueEnum};
+use serde::Serialize;
+
+use crate::model::GptConfig;
+
+const EXAMPLES: &str = "\
+Examples:
+  cargo run --release --example train_gpt
+      Four ranks, Muon with one owner for each matrix, on Rust sources that cargo downloaded.
+  cargo run --release --example train_gpt -- --compare
+      Muon, then AdamW from the same seed; both curves in one figure.
+  cargo run --release --example train_gpt -- --mode z3 --prefetch 2
+      Drop the weights after each block's forward and fetch them again, two blocks ahead.
+  cargo run --release --example train_gpt -- --ranks 1 --batch 16
+      One rank reads the same batches as four with --batch 4: compare the losses.
+  cargo run --release --example train_gpt -- --data ~/books --steps 2000 --out out/books
+      All files of a folder, for longer.
+
+Written to --out:
+  loss.png      the loss of each step, smoothed, and the unigram baseline
+  steps.jsonl   one JSON object a step
+  summary.json  final losses, hashes of data and weights, bytes moved";
+
+/// Train a byte-level GPT with Muon over several ranks, each a thread of this process.
+///
+/// Every weight matrix has one owner rank, which keeps the weight and its momentum and runs the
+/// Newton-Schulz iteration; the other ranks borrow the weight for the time of a block.
+#[derive(Parser, Debug, Clone)]
+#[command(name = "train_gpt", after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Ranks that share the model; each reads its own sequences
+    #[arg(long, default_value_t = 4, value_parser = positive())]
+    pub(crate) ranks: usize,
+    /// How long a rank keeps the weights it borrows
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) mode: Mode,
+    /// How many blocks ahead weights are fetched
+    #[arg(long, default_value_t = 1)]
+    pub(crate) prefetch: usize,
+    /// What trains the matrices of the blocks; AdamW trains the rest
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) optimizer: Optimizer,
+    /// Train with both optimizers from the same seed
+    #[arg(long, conflicts_with = "optimizer")]
+    pub(crate) compare: bool,
+    /// Training steps
+    #[arg(long, default_value_t = 150, value_parser = positive())]
+    pub(crate) steps: usize,
+    /// Sequences a step, on each rank
+    #[arg(long, default_value_t = 4, value_parser = positive())]
+    pub(crate) batch: usize,
+    /// Peak learning rate of Muon, scaled so that AdamW's would do
+    #[arg(long, default_value_t = 0.01, value_name = "RATE")]
+    pub(crate) muon_lr: f64,
+    /// Peak learning rate of AdamW
+    #[arg(long, default_value_t = 0.003, value_name = "RATE")]
+    pub(crate) adamw_lr: f64,
+    /// Seed of weights, batches and sample
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// Transformer blocks
+    #[arg(long, default_value_t = 4, value_parser = positive(), help_heading = "Model")]
+    pub(crate) layers: usize,
+    /// Width of the residual stream
+    #[arg(long, default_value_t = 256, value_parser = positive(), help_heading = "Model")]
+    pub(crate) width: usize,
+    /// Attention heads; the width of each is --width / --heads
+    #[arg(long, default_value_t = 4, value_parser = positive(), help_heading = "Model")]
+    pub(crate) heads: usize,
+    /// Bytes of context
+    #[arg(long, default_value_t = 256, value_parser = positive(), help_heading = "Model")]
+    pub(crate) seq_len: usize,
+
+    /// Text to learn: a file, or a folder with all its files
+    /// [default: sources of some of the crates that cargo downloaded for this example]
+    #[arg(long, value_name = "PATH", help_heading = "Input and output")]
+    pub(crate) data: Option<PathBuf>,
+    /// Folder for the figure and the records
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "out/train_gpt",
+        help_heading = "Input and output"
+    )]
+    pub(crate) out: PathBuf,
+    /// Do not let the trained model write a few lines
+    #[arg(long, help_heading = "Input and output")]
+    pub(crate) no_sample: bool,
+}
+
+/// How long a rank keeps the weights it borrows.
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// From a block's forward to its backward: less traffic
+    #[default]
+    Z2,
+    /// For one block's forward, and again for its backward: less memory
+    Z3,
+}
+
+/// What trains the matrices of the blocks.
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Optimizer {
+    /// Momentum, orthogonalized by its owner
+    #[default]
+    Muon,
+    /// Adaptive moments, element by element
+    Adamw,
+}
+
+impl Optimizer {
+    /// As people write it.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Muon => "Muon",
+            Self::Adamw => "AdamW",
+        }
+    }
+}
+
+impl Args {
+    /// Parses the command line; prints help or what is wrong with it, and exits, where it must.
+    pub(crate) fn from_command_line() -> Self {
+        let args = Self::parse();
+        if let Err(message) = args.check() {
+            Self::command()
+                .error(ErrorKind::ValueValidation, message)
+                .exit();
+        }
+        args
+    }
+
+    /// What the parser cannot see: values that must fit each other.
+    fn check(&self) -> Result<(), String> {
+        let Self { width, heads, .. } = *self;
+        if width % heads != 0 {
+            return Err(format!(
+                "--width {width} is not divisible by --heads {heads}"
+            ));
+        }
+        if !(width / heads).is_multiple_of(2) {
+            let head = width / heads;
+            return Err(format!(
+                "each head is {head} wide (--width {width} / --heads {heads}); \
+                 rotary embeddings need an even width"
+            ));
+        }
+        for (name, rate) in [("--muon-lr", self.muon_lr), ("--adamw-lr", self.adamw_lr)] {
+            if !(rate > 0.0 && rate.is_finite()) {
+                return Err(format!("{name} {rate} is not a positive number"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn model(&self) -> GptConfig {
+        GptConfig::new(self.layers, self.width, self.heads, self.seq_len)
+    }
+
+    /// The optimizers to train with, one after the other.
+    pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
+        if self.compare {
+            vec![Optimizer::Muon, Optimizer::Adamw]
+        } else {
+            vec![self.optimizer]
+        }
+    }
+}
+
+fn positive() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}

@@ -1,0 +1,236 @@
+//! What a run tells: progress on stderr, one JSON line a step, a summary at the end.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::cli::{Mode, Optimizer};
+use crate::data::hex;
+use crate::error::Error;
+
+/// Where there is no terminal, so many plain lines stand for the bar.
+const PLAIN_LINES: usize = 15;
+
+/// One line of `steps.jsonl`.
+#[derive(Serialize, Debug, Clone)]
+pub(crate) struct StepRecord {
+    /// From 1.
+    pub(crate) step: usize,
+    /// Mean over all ranks, nats a byte.
+    pub(crate) loss: f64,
+    /// Share of the peak learning rates in force.
+    pub(crate) lr_share: f64,
+    /// All ranks together.
+    pub(crate) tokens_per_s: f64,
+    /// Newton-Schulz iterations run, all ranks together.
+    pub(crate) ns_calls: u64,
+    /// Payload of all collectives, all ranks together.
+    pub(crate) bytes_moved: u64,
+    /// Since the first step began.
+    pub(crate) elapsed_s: f64,
+}
+
+/// `summary.json`.
+#[derive(Serialize, Debug)]
+pub(crate) struct Summary {
+    pub(crate) optimizer: Optimizer,
+    pub(crate) mode: Mode,
+    pub(crate) mesh: MeshShape,
+    pub(crate) seed: u64,
+    pub(crate) steps: usize,
+    pub(crate) parameters: usize,
+    /// Mean of the last steps' training losses, nats a byte.
+    pub(crate) final_loss: f64,
+    /// On the held-out text, as `unigram_baseline`.
+    pub(crate) val_loss: f64,
+    pub(crate) unigram_baseline: f64,
+    pub(crate) data: String,
+    pub(crate) data_sha256: String,
+    pub(crate) weights_sha256: String,
+    pub(crate) ns_calls: u64,
+    pub(crate) bytes_moved: u64,
+    pub(crate) bytes_predicted: u64,
+    /// Most bytes of weights each rank held at once.
+    pub(crate) peak_weight_bytes: Vec<u64>,
+    pub(crate) elapsed_s: f64,
+    pub(crate) tokens_per_s: f64,
+}
+
+/// How the ranks are laid out.
+#[derive(Serialize, Debug, Clone, Copy)]
+pub(crate) struct MeshShape {
+    pub(crate) replicate: usize,
+    pub(crate) shard: usize,
+}
+
+/// Follows a run on rank 0.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    bar: Option<ProgressBar>,
+    file: File,
+    path: PathBuf,
+    steps: usize,
+    records: Vec<StepRecord>,
+    start: Instant,
+    last: Duration,
+}
+
+impl Reporter {
+    /// Starts the clock; steps go to `folder/steps.jsonl`.
+    pub(crate) fn start(folder: &Path, optimizer: Optimizer, steps: usize) -> Result<Self, Error> {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+        let path = folder.join("steps.jsonl");
+        Ok(Self {
+            bar: io::stderr()
+                .is_terminal()
+                .then(|| progress_bar(optimizer, steps)),
+            file: File::create(&path).map_err(Error::io("create", &path))?,
+            path,
+            steps,
+            records: Vec::with_capacity(steps),
+            start: Instant::now(),
+            last: Duration::ZERO,
+        })
+    }
+
+    /// Records a step and shows it; `tokens` are those of all ranks.
+    pub(crate) fn step(
+        &mut self,
+        loss: f64,
+        lr_share: f64,
+        tokens: usize,
+        work: Work,
+    ) -> Result<(), Error> {
+        let elapsed = self.start.elapsed();
+        let record = StepRecord {
+            step: self.records.len() + 1,
+            loss,
+            lr_share,
+            tokens_per_s: tokens as f64 / (elapsed - self.last).as_secs_f64(),
+            ns_calls: work.ns_calls,
+            bytes_moved: work.bytes_moved,
+            elapsed_s: elapsed.as_secs_f64(),
+        };
+        self.last = elapsed;
+        self.append(&record)?;
+        self.show(&record);
+        self.records.push(record);
+        Ok(())
+    }
+
+    fn append(&mut self, record: &StepRecord) -> Result<(), Error> {
+        let json = serde_json::to_string(record);
+        let json = json.map_err(|source| Error::Json {
+            path: self.path.clone(),
+            source,
+        })?;
+        writeln!(self.file, "{json}").map_err(Error::io("write", &self.path))
+    }
+
+    fn show(&self, record: &StepRecord) {
+        let StepRecord {
+            step,
+            loss,
+            tokens_per_s,
+            ..
+        } = record;
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {loss:.3}  {tokens_per_s:.0} tokens/s"));
+            bar.inc(1);
+        } else if step % self.steps.div_ceil(PLAIN_LINES) == 0 || *step == 1 || *step == self.steps
+        {
+            eprintln!(
+                "step {step}/{}  loss {loss:.3}  {tokens_per_s:.0} tokens/s",
+                self.steps
+            );
+        }
+    }
+
+    /// Ends the bar; the steps, in order.
+    pub(crate) fn finish(self) -> Vec<StepRecord> {
+        if let Some(bar) = self.bar {
+            bar.finish();
+        }
+        self.records
+    }
+}
+
+/// What the optimizer and the collectives did in a step, all ranks together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Work {
+    pub(crate) ns_calls: u64,
+    pub(crate) bytes_moved: u64,
+}
+
+fn progress_bar(optimizer: Optimizer, steps: usize) -> ProgressBar {
+    let template = "{prefix:6} {bar:32.cyan/dim} {pos}/{len}  {msg}  {eta} left";
+    let style =
+        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(steps as u64)
+        .with_style(style)
+        .with_prefix(optimizer.title())
+}
+
+impl Summary {
+    /// Writes `folder/summary.json`, whole or not at all.
+    pub(crate) fn write(&self, folder: &Path) -> Result<(), Error> {
+        let path = folder.join("summary.json");
+        let json = serde_json::to_string_pretty(self);
+        let json = json.map_err(|source| Error::Json {
+            path: path.clone(),
+            source,
+        })?;
+        let draft = folder.join("summary.json.tmp");
+        fs::write(&draft, json + "\n").map_err(Error::io("write", &draft))?;
+        fs::rename(&draft, &path).map_err(Error::io("rename to", &path))
+    }
+}
+
+/// SHA-256 over all weights of a whole model in the order of their names: of each the name, the
+/// shape (`u64`, little-endian) and the values (`f32`, little-endian).
+pub(crate) fn weights_sha256<M: Module>(model: &M) -> String {
+    let mut weights = Weights::default();
+    model.visit(&mut weights);
+    weights.entries.sort();
+    let mut hash = Sha256::new();
+    for (name, bytes) in weights.entries {
+        hash.update(name);
+        hash.update(bytes);
+    }
+    hex(&hash.finalize())
+}
+
+/// Names of parameters, with shape and values as bytes.
+#[derive(Debug, Default)]
+struct Weights {
+    path: Vec<String>,
+    entries: Vec<(String, Vec<u8>)>,
+}
+
+impl ModuleVisitor for Weights {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let tensor = param.val();
+        let shape = tensor.dims();
+        let mut bytes: Vec<u8> = shape
+            .iter()
+            .flat_map(|&dim| (dim as u64).to_le_bytes())
+            .collect();
+        bytes.extend(tensor.into_data().iter::<f32>().flat_map(f32::to_le_bytes));
+        self.entries.push((self.path.join("."), bytes));
+    }
+}

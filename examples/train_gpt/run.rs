@@ -1,0 +1,168 @@
+//! The whole story: text, training, judgement, records, figure and a few lines by the model.
+
+use std::path::PathBuf;
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use crate::cli::{Args, Optimizer};
+use crate::data::{Batch, Corpus};
+use crate::error::Error;
+use crate::figure::{Curve, Figure};
+use crate::model::Gpt;
+use crate::report::{self, MeshShape, Summary};
+use crate::sample::Sampling;
+use crate::train::{self, Trained};
+
+/// Held-out sequences that a model is judged by.
+const VALIDATION_SEQUENCES: usize = 64;
+
+/// Held-out sequences in one forward.
+const VALIDATION_BATCH: usize = 16;
+
+/// The training loss is summed up as the mean of so many last steps.
+const LAST_STEPS: usize = 10;
+
+const PROMPT: &str = "/// Returns the number of ";
+const SAMPLE_BYTES: usize = 300;
+const TEMPERATURE: f64 = 0.7;
+
+/// Runs the example as asked.
+pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let corpus = Corpus::load(args.data.as_deref(), args.seq_len)?;
+    let baseline = corpus.unigram_baseline();
+    announce(args, &corpus, baseline);
+    let mut curves = Vec::new();
+    for optimizer in args.optimizers() {
+        let trained = train::train(args, optimizer, &corpus, &folder(args, optimizer))?;
+        let model = trained.model.valid();
+        let val_loss = validate(&model, args, &corpus);
+        let summary = summarize(args, optimizer, &corpus, &trained, [val_loss, baseline]);
+        summary.write(&folder(args, optimizer))?;
+        tell(&summary);
+        if !args.no_sample {
+            println!(
+                "\nThe model, after \"{PROMPT}\":\n\n{}\n",
+                sample(&model, args)
+            );
+        }
+        let losses = trained.steps.iter().map(|step| step.loss).collect();
+        curves.push(Curve {
+            optimizer,
+            losses,
+            val_loss,
+        });
+    }
+    let path = args.out.join("loss.png");
+    Figure {
+        curves: &curves,
+        baseline,
+        args,
+    }
+    .draw(&path)?;
+    println!("figure and records: {}", args.out.display());
+    Ok(())
+}
+
+/// Where the records of one optimizer go.
+fn folder(args: &Args, optimizer: Optimizer) -> PathBuf {
+    match args.compare {
+        true => args.out.join(optimizer.title().to_lowercase()),
+        false => args.out.clone(),
+    }
+}
+
+fn announce(args: &Args, corpus: &Corpus, baseline: f64) {
+    let (train, valid) = (corpus.train.len(), corpus.valid.len());
+    let model = args.model();
+    println!("text      {}", corpus.source);
+    println!("          {train} bytes to learn, {valid} held out");
+    println!("baseline  {baseline:.3} nats a byte for a model that reads no context (unigram)");
+    println!(
+        "model     {} layers of width {}, {} heads, {} bytes of context",
+        model.layers, model.width, model.heads, model.seq_len
+    );
+    println!(
+        "run       {} ranks with {} sequences each, {} steps, seed {}",
+        args.ranks, args.batch, args.steps, args.seed
+    );
+}
+
+/// Mean loss over held-out sequences, nats a byte.
+fn validate(model: &Gpt, args: &Args, corpus: &Corpus) -> f64 {
+    let device = Device::flex();
+    let sequences = corpus.validation(VALIDATION_SEQUENCES, args.seq_len);
+    let total: f64 = sequences
+        .chunks(VALIDATION_BATCH)
+        .map(|chunk| {
+            let batch = Batch::new(chunk, &device);
+            let mean: f64 = model.loss(batch.inputs, batch.targets).into_scalar();
+            mean * chunk.len() as f64
+        })
+        .sum();
+    total / sequences.len() as f64
+}
+
+fn summarize(
+    args: &Args,
+    optimizer: Optimizer,
+    corpus: &Corpus,
+    trained: &Trained,
+    [val_loss, unigram_baseline]: [f64; 2],
+) -> Summary {
+    let steps = &trained.steps;
+    let last = &steps[steps.len().saturating_sub(LAST_STEPS)..];
+    let elapsed_s = steps.last().map_or(0.0, |step| step.elapsed_s);
+    let tokens = args.ranks * args.batch * args.seq_len * args.steps;
+    Summary {
+        optimizer,
+        mode: args.mode,
+        mesh: MeshShape {
+            replicate: 1,
+            shard: args.ranks,
+        },
+        seed: args.seed,
+        steps: args.steps,
+        parameters: Module::num_params(&trained.model),
+        final_loss: last.iter().map(|step| step.loss).sum::<f64>() / last.len() as f64,
+        val_loss,
+        unigram_baseline,
+        data: corpus.source.clone(),
+        data_sha256: corpus.sha256.clone(),
+        weights_sha256: report::weights_sha256(&trained.model),
+        ns_calls: steps.iter().map(|step| step.ns_calls).sum(),
+        bytes_moved: steps.iter().map(|step| step.bytes_moved).sum(),
+        bytes_predicted: trained.bytes_predicted,
+        peak_weight_bytes: trained.peak_weight_bytes.clone(),
+        elapsed_s,
+        tokens_per_s: tokens as f64 / elapsed_s,
+    }
+}
+
+fn tell(summary: &Summary) {
+    let Summary {
+        final_loss,
+        val_loss,
+        unigram_baseline,
+        elapsed_s,
+        ..
+    } = summary;
+    println!(
+        "{:9} loss {final_loss:.3}, on held-out text {val_loss:.3} (unigram {unigram_baseline:.3}); \
+         {elapsed_s:.0} s, {:.0} tokens/s",
+        summary.optimizer.title(),
+        summary.tokens_per_s
+    );
+    println!("weights   sha256 {}", summary.weights_sha256);
+}
+
+fn sample(model: &Gpt, args: &Args) -> String {
+    let sampling = Sampling {
+        prompt: PROMPT,
+        bytes: SAMPLE_BYTES,
+        temperature: TEMPERATURE,
+        seed: args.seed,
+        seq_len: args.seq_len,
+    };
+    sampling.write(model, &Device::flex())
+}
