@@ -61,23 +61,14 @@ impl BoundaryRule {
     pub fn patterns<'a>(
         patterns: impl IntoIterator<Item = &'a str>,
     ) -> Result<Self, PartitionError> {
-        let patterns = patterns
-            .into_iter()
-            .map(Pattern::parse)
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            test: Test::Patterns(patterns),
-            strictness: Strictness::default(),
-        })
+        let patterns = patterns.into_iter().map(Pattern::parse).collect::<Result<_, _>>()?;
+        Ok(Self { test: Test::Patterns(patterns), strictness: Strictness::default() })
     }
 
     /// Boundaries are the modules whose path the predicate accepts. It must answer alike on every
     /// rank. The root is not asked about: see [`Strictness::Root`].
     pub fn predicate(is_boundary: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self {
-            test: Test::Predicate(Arc::new(is_boundary)),
-            strictness: Strictness::default(),
-        }
+        Self { test: Test::Predicate(Arc::new(is_boundary)), strictness: Strictness::default() }
     }
 
     /// Chooses what becomes of a matrix that lies inside no boundary.
@@ -90,9 +81,7 @@ impl BoundaryRule {
     /// Without a match it is the root's, the empty path, under [`Strictness::Root`] and `None`
     /// otherwise. Never an error: only matrices must have a home.
     pub fn boundary_of<'a>(&self, name: &'a str) -> Option<&'a str> {
-        ancestors(name)
-            .find(|path| self.matches(path))
-            .or_else(|| self.root())
+        ancestors(name).find(|path| self.matches(path)).or_else(|| self.root())
     }
 
     /// Finds the boundary of every matrix. Boundaries are numbered by first appearance.
@@ -115,10 +104,7 @@ impl BoundaryRule {
             return Ok(boundaries);
         }
         let candidates = ModuleTree::from_names(homeless.iter().map(String::as_str))?.repeated();
-        Err(PartitionError::Homeless {
-            names: homeless,
-            candidates,
-        })
+        Err(PartitionError::Homeless { names: homeless, candidates })
     }
 
     fn matches(&self, path: &str) -> bool {
@@ -138,10 +124,7 @@ impl Default for BoundaryRule {
         let patterns = Self::DEFAULT_PATTERNS.map(|pattern| {
             Pattern::parse(pattern).expect("the default patterns are dotted names and N")
         });
-        Self {
-            test: Test::Patterns(patterns.to_vec()),
-            strictness: Strictness::default(),
-        }
+        Self { test: Test::Patterns(patterns.to_vec()), strictness: Strictness::default() }
     }
 }
 
@@ -183,17 +166,9 @@ impl Boundaries {
         match of_matrix.iter().position(|&index| index >= num_boundaries) {
             Some(matrix) => {
                 let index = of_matrix[matrix];
-                Err(PartitionError::BoundaryIndex {
-                    matrix,
-                    index,
-                    num_boundaries,
-                })
+                Err(PartitionError::BoundaryIndex { matrix, index, num_boundaries })
             }
-            None => Ok(Self {
-                names,
-                index,
-                of_matrix,
-            }),
+            None => Ok(Self { names, index, of_matrix }),
         }
     }
 
@@ -227,13 +202,7 @@ mod tests {
 
     #[test]
     fn boundaries_are_numbered_by_first_appearance() {
-        let given = matrices(&[
-            "h.1.q",
-            "h.0.q",
-            "h.1.k",
-            "x.layers.7.y.blocks.2.w",
-            "h.0.k",
-        ]);
+        let given = matrices(&["h.1.q", "h.0.q", "h.1.k", "x.layers.7.y.blocks.2.w", "h.0.k"]);
         let boundaries = BoundaryRule::default().assign(&given).unwrap();
         assert_eq!(boundaries.names(), ["h.1", "h.0", "x.layers.7.y.blocks.2"]);
         assert_eq!(boundaries.of_matrices(), [0, 1, 0, 2, 1]);
@@ -244,30 +213,17 @@ mod tests {
         let given = matrices(&["head.w", "layers.0.q", "stage.0.q", "stage.1.q"]);
         let error = BoundaryRule::default().assign(&given).unwrap_err();
         let message = error.to_string();
-        assert!(
-            message.starts_with("3 matrices lie inside no boundary"),
-            "{message}"
-        );
-        for part in [
-            "\"head.w\"",
-            "\"stage.0.q\"",
-            "\"stage.1.q\"",
-            "\"stage.N\"",
-        ] {
+        assert!(message.starts_with("3 matrices lie inside no boundary"), "{message}");
+        for part in ["\"head.w\"", "\"stage.0.q\"", "\"stage.1.q\"", "\"stage.N\""] {
             assert!(message.contains(part), "{message}");
         }
-        assert!(
-            !message.contains("layers"),
-            "what has a home needs no advice: {message}"
-        );
+        assert!(!message.contains("layers"), "what has a home needs no advice: {message}");
     }
 
     #[test]
     fn root_strictness_gives_the_homeless_the_root() {
         let rule = BoundaryRule::default().with_strictness(Strictness::Root);
-        let boundaries = rule
-            .assign(&matrices(&["embed.w", "h.0.q", "head.w"]))
-            .unwrap();
+        let boundaries = rule.assign(&matrices(&["embed.w", "h.0.q", "head.w"])).unwrap();
         assert_eq!(boundaries.names(), ["", "h.0"]);
         assert_eq!(boundaries.of_matrices(), [0, 1, 0]);
     }
@@ -278,10 +234,7 @@ mod tests {
         let rule = BoundaryRule::default();
         let boundaries = rule.assign(&given).unwrap();
         for (matrix, &index) in given.iter().zip(boundaries.of_matrices()) {
-            assert_eq!(
-                rule.boundary_of(&matrix.name),
-                Some(boundaries.names()[index].as_str())
-            );
+            assert_eq!(rule.boundary_of(&matrix.name), Some(boundaries.names()[index].as_str()));
         }
     }
 
@@ -290,11 +243,7 @@ mod tests {
         let names = || vec!["a".to_owned(), "b".to_owned()];
         assert!(Boundaries::new(names(), vec![1, 0, 1]).is_ok());
         let error = Boundaries::new(names(), vec![0, 2]).unwrap_err();
-        let expected = PartitionError::BoundaryIndex {
-            matrix: 1,
-            index: 2,
-            num_boundaries: 2,
-        };
+        let expected = PartitionError::BoundaryIndex { matrix: 1, index: 2, num_boundaries: 2 };
         assert_eq!(error, expected);
         let twice = vec!["a".to_owned(), "a".to_owned()];
         assert!(matches!(

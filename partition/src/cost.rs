@@ -41,21 +41,14 @@ impl CostModel {
                 matrix.batch as f64 * newton_schulz_flops(matrix.rows, matrix.cols)
             }
             Self::Elements => matrix.elems() as f64,
-            Self::Measured(costs) => {
-                *costs
-                    .get(&matrix.name)
-                    .ok_or_else(|| PartitionError::NotMeasured {
-                        names: vec![matrix.name.clone()],
-                    })?
-            }
+            Self::Measured(costs) => *costs
+                .get(&matrix.name)
+                .ok_or_else(|| PartitionError::NotMeasured { names: vec![matrix.name.clone()] })?,
         };
         if cost.is_finite() && cost >= 0.0 {
             return Ok(cost);
         }
-        Err(PartitionError::BadCost {
-            name: matrix.name.clone(),
-            cost,
-        })
+        Err(PartitionError::BadCost { name: matrix.name.clone(), cost })
     }
 
     /// The costs of all matrices, in their order.

@@ -131,20 +131,13 @@ fn count(n: usize, one: &str, many: &str) -> String {
 }
 
 fn quoted(names: &[String]) -> String {
-    names
-        .iter()
-        .map(|name| format!("{name:?}"))
-        .collect::<Vec<_>>()
-        .join(", ")
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
 fn advice(candidates: &[String]) -> String {
     if candidates.is_empty() {
         "give a BoundaryRule that matches one of their parent modules".to_owned()
     } else {
-        format!(
-            "give a BoundaryRule with patterns such as {}",
-            quoted(candidates)
-        )
+        format!("give a BoundaryRule with patterns such as {}", quoted(candidates))
     }
 }

@@ -87,11 +87,7 @@ impl Form {
 /// assert_eq!(preferred_form(14336, 4096), Form::Gram { restarts: 1 });
 /// ```
 pub fn preferred_form(rows: usize, cols: usize) -> Form {
-    if rows == cols {
-        Form::Direct
-    } else {
-        Form::Gram { restarts: 1 }
-    }
+    if rows == cols { Form::Direct } else { Form::Gram { restarts: 1 } }
 }
 
 /// The balance cost of one `rows × cols` matrix: the cheapest form at the default five steps,
@@ -111,14 +107,8 @@ fn powers(rows: usize, cols: usize) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    const SHAPES: [(usize, usize); 6] = [
-        (1, 1),
-        (1, 9),
-        (64, 64),
-        (128, 896),
-        (896, 4864),
-        (4096, 14336),
-    ];
+    const SHAPES: [(usize, usize); 6] =
+        [(1, 1), (1, 9), (64, 64), (128, 896), (896, 4864), (4096, 14336)];
 
     fn terms(square: f64, cube: f64, m: usize, n: usize) -> f64 {
         let (m, n) = (m as f64, n as f64);
@@ -132,14 +122,8 @@ mod tests {
             assert_eq!(Form::Direct.flops(m, n, 5), terms(15.0, 5.0, m, n));
             assert_eq!(gram(0).flops(m, n, 5), terms(3.0, 17.0, m, n));
             assert_eq!(gram(1).flops(m, n, 5), terms(6.0, 14.0, m, n));
-            assert_eq!(
-                Form::Direct.flops_without_triangles(m, n, 5),
-                terms(20.0, 10.0, m, n)
-            );
-            assert_eq!(
-                gram(1).flops_without_triangles(m, n, 5),
-                terms(8.0, 28.0, m, n)
-            );
+            assert_eq!(Form::Direct.flops_without_triangles(m, n, 5), terms(20.0, 10.0, m, n));
+            assert_eq!(gram(1).flops_without_triangles(m, n, 5), terms(8.0, 28.0, m, n));
         }
     }
 
@@ -165,10 +149,7 @@ mod tests {
     #[test]
     fn a_restart_needs_a_step_on_either_side() {
         let endless = Form::Gram { restarts: 99 };
-        assert_eq!(
-            endless.flops(8, 24, 3),
-            Form::Gram { restarts: 2 }.flops(8, 24, 3)
-        );
+        assert_eq!(endless.flops(8, 24, 3), Form::Gram { restarts: 2 }.flops(8, 24, 3));
         assert_eq!(endless.flops(8, 24, 0), 0.0);
         // Restarting at every step is the direct form.
         assert_eq!(endless.flops(8, 24, 3), Form::Direct.flops(8, 24, 3));

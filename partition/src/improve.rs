@@ -62,19 +62,8 @@ fn best_trade(
     effort: &mut usize,
 ) -> Option<Trade> {
     let (high, low) = (slots.cost(heavy), slots.cost(light));
-    let pair = Pair {
-        slots,
-        heavy,
-        light,
-        spread,
-        high,
-        low,
-    };
-    let mut best = Trade {
-        give: 0,
-        take: None,
-        cost: high * (1.0 - LEAST_GAIN),
-    };
+    let pair = Pair { slots, heavy, light, spread, high, low };
+    let mut best = Trade { give: 0, take: None, cost: high * (1.0 - LEAST_GAIN) };
     let mut found = false;
     for &give in slots.members(heavy) {
         for trade in [pair.move_of(give, &best), pair.swap_of(give, &best, effort)] {
@@ -101,11 +90,7 @@ struct Pair<'a> {
 impl Pair<'_> {
     fn move_of(&self, give: usize, best: &Trade) -> Option<Trade> {
         let cost = self.after(self.slots.items[give].cost);
-        (cost < best.cost && self.may_move(give)).then_some(Trade {
-            give,
-            take: None,
-            cost,
-        })
+        (cost < best.cost && self.may_move(give)).then_some(Trade { give, take: None, cost })
     }
 
     /// The best swap for `give`: the ideal partner makes both loads equal; its neighbours by cost
@@ -117,11 +102,7 @@ impl Pair<'_> {
         let start = members.partition_point(|&item| items[item].cost >= ideal);
         let trade = |&take: &usize| {
             let cost = self.after(items[give].cost - items[take].cost);
-            Trade {
-                give,
-                take: Some(take),
-                cost,
-            }
+            Trade { give, take: Some(take), cost }
         };
         let mut search = |candidates: &mut dyn Iterator<Item = &usize>| {
             candidates
@@ -146,11 +127,7 @@ impl Pair<'_> {
 
     fn may_move(&self, give: usize) -> bool {
         self.spread == Spread::Ignore
-            || self.slots.has_room(
-                self.slots.items[give].boundary,
-                self.light,
-                Some(self.heavy),
-            )
+            || self.slots.has_room(self.slots.items[give].boundary, self.light, Some(self.heavy))
     }
 
     fn may_swap(&self, give: usize, take: usize) -> bool {
@@ -158,9 +135,7 @@ impl Pair<'_> {
         self.spread == Spread::Ignore
             || boundary(give) == boundary(take)
             || (self.may_move(give)
-                && self
-                    .slots
-                    .has_room(boundary(take), self.heavy, Some(self.light)))
+                && self.slots.has_room(boundary(take), self.heavy, Some(self.light)))
     }
 }
 
@@ -170,11 +145,7 @@ mod tests {
     use crate::{MeshShape, pack::Item};
 
     fn items(costs: &[f64], boundaries: &[usize]) -> Vec<Item> {
-        let item = |(&cost, &boundary)| Item {
-            cost,
-            elems: 1,
-            boundary,
-        };
+        let item = |(&cost, &boundary)| Item { cost, elems: 1, boundary };
         costs.iter().zip(boundaries).map(item).collect()
     }
 
@@ -202,11 +173,8 @@ mod tests {
         improve(&mut slots, Spread::Keep, 0.0);
         assert_eq!(slots.max_cost(), 6.0);
         for slot in [0, 1] {
-            let boundaries: Vec<_> = slots
-                .members(slot)
-                .iter()
-                .map(|&item| items[item].boundary)
-                .collect();
+            let boundaries: Vec<_> =
+                slots.members(slot).iter().map(|&item| items[item].boundary).collect();
             assert!(boundaries == [0, 1] || boundaries == [1, 0]);
         }
     }

@@ -27,13 +27,8 @@ fn lightest(slots: &Slots<'_>, boundary: usize, spread: Spread) -> Option<usize>
         return lightest;
     }
     let is_idle = |slot: usize| slots.members(slot).is_empty();
-    let with_room = slots
-        .by_load()
-        .take(PROBES)
-        .find(|&slot| slots.has_room(boundary, slot, None));
-    with_room
-        .filter(|&slot| is_idle(slot) || !lightest.is_some_and(is_idle))
-        .or(lightest)
+    let with_room = slots.by_load().take(PROBES).find(|&slot| slots.has_room(boundary, slot, None));
+    with_room.filter(|&slot| is_idle(slot) || !lightest.is_some_and(is_idle)).or(lightest)
 }
 
 #[cfg(test)]
@@ -42,11 +37,7 @@ mod tests {
     use crate::{MeshShape, Rank, pack::Item};
 
     fn items(costs: &[f64], boundaries: &[usize]) -> Vec<Item> {
-        let item = |(&cost, &boundary)| Item {
-            cost,
-            elems: 1,
-            boundary,
-        };
+        let item = |(&cost, &boundary)| Item { cost, elems: 1, boundary };
         costs.iter().zip(boundaries).map(item).collect()
     }
 

@@ -31,12 +31,7 @@ pub struct Matrix {
 impl Matrix {
     /// A plain `rows × cols` matrix.
     pub fn new(name: impl Into<String>, rows: usize, cols: usize) -> Self {
-        Self {
-            name: name.into(),
-            batch: 1,
-            rows,
-            cols,
-        }
+        Self { name: name.into(), batch: 1, rows, cols }
     }
 
     /// The same matrix, `batch` times over, as one `[batch, rows, cols]` weight with one owner.
@@ -57,20 +52,10 @@ impl Matrix {
     /// # Errors
     /// A dimension of zero, or more elements than `usize` counts.
     pub(crate) fn check(&self) -> Result<usize, PartitionError> {
-        let Self {
-            name,
-            batch,
-            rows,
-            cols,
-        } = self;
+        let Self { name, batch, rows, cols } = self;
         if *batch == 0 || *rows == 0 || *cols == 0 {
             let (name, batch, rows, cols) = (name.clone(), *batch, *rows, *cols);
-            return Err(PartitionError::ZeroDim {
-                name,
-                batch,
-                rows,
-                cols,
-            });
+            return Err(PartitionError::ZeroDim { name, batch, rows, cols });
         }
         batch
             .checked_mul(*rows)
@@ -90,9 +75,7 @@ pub(crate) fn total_elems<'a>(
         let elems = matrix.check()?;
         total
             .checked_add(elems)
-            .ok_or_else(|| PartitionError::TooLarge {
-                name: matrix.name.clone(),
-            })
+            .ok_or_else(|| PartitionError::TooLarge { name: matrix.name.clone() })
     })
 }
 
@@ -102,15 +85,10 @@ mod tests {
 
     #[test]
     fn shapes_without_elements_are_refused() {
-        for matrix in [
-            Matrix::new("w", 0, 4),
-            Matrix::new("w", 4, 0),
-            Matrix::new("w", 4, 4).with_batch(0),
-        ] {
-            assert!(matches!(
-                matrix.check(),
-                Err(PartitionError::ZeroDim { .. })
-            ));
+        for matrix in
+            [Matrix::new("w", 0, 4), Matrix::new("w", 4, 0), Matrix::new("w", 4, 4).with_batch(0)]
+        {
+            assert!(matches!(matrix.check(), Err(PartitionError::ZeroDim { .. })));
         }
     }
 
@@ -119,11 +97,6 @@ mod tests {
         let huge = Matrix::new("w", usize::MAX, 2);
         assert!(matches!(huge.check(), Err(PartitionError::TooLarge { .. })));
         let halves = [Matrix::new("a", usize::MAX, 1), Matrix::new("b", 1, 1)];
-        assert_eq!(
-            total_elems(&halves),
-            Err(PartitionError::TooLarge {
-                name: "b".to_owned()
-            })
-        );
+        assert_eq!(total_elems(&halves), Err(PartitionError::TooLarge { name: "b".to_owned() }));
     }
 }

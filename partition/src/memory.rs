@@ -57,12 +57,7 @@ pub fn weight_memory(
     };
     let columns: Vec<(usize, usize)> = held_by_column(plan)
         .into_iter()
-        .map(|held| {
-            (
-                held.iter().map(|&(_, elems)| elems).sum(),
-                gathered(plan, &held, alive),
-            )
-        })
+        .map(|held| (held.iter().map(|&(_, elems)| elems).sum(), gathered(plan, &held, alive)))
         .collect();
     (0..mesh.world_size())
         .map(Rank)
@@ -91,11 +86,8 @@ fn held_by_column(plan: &Plan) -> Vec<Vec<(usize, usize)>> {
 
 /// Elements that a column receives for the `alive` boundaries for which it receives most.
 fn gathered(plan: &Plan, held: &[(usize, usize)], alive: usize) -> usize {
-    let mut received: Vec<usize> = plan
-        .boundaries()
-        .iter()
-        .map(|boundary| boundary.elems)
-        .collect();
+    let mut received: Vec<usize> =
+        plan.boundaries().iter().map(|boundary| boundary.elems).collect();
     for &(index, elems) in held {
         received[index] -= elems;
     }
@@ -122,11 +114,7 @@ mod tests {
             let plan = plan(replicate, shard);
             let memory = weight_memory(&plan, Mode::Z2, 1, 2);
             assert_eq!(memory.len(), replicate * shard);
-            assert!(
-                memory
-                    .iter()
-                    .all(|rank| rank.peak_bytes() == 2 * plan.total_elems())
-            );
+            assert!(memory.iter().all(|rank| rank.peak_bytes() == 2 * plan.total_elems()));
         }
     }
 
@@ -143,10 +131,7 @@ mod tests {
     fn replicas_hold_the_same_column() {
         let memory = weight_memory(&plan(2, 2), Mode::Z3, 0, 1);
         assert_eq!(memory[0].held_bytes, memory[2].held_bytes);
-        assert_eq!(
-            memory[0].held_bytes + memory[1].held_bytes,
-            plan(2, 2).total_elems()
-        );
+        assert_eq!(memory[0].held_bytes + memory[1].held_bytes, plan(2, 2).total_elems());
     }
 
     #[test]

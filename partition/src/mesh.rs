@@ -133,10 +133,7 @@ impl MeshShape {
 
     /// Where `rank` sits in the mesh.
     pub fn coordinate(self, rank: Rank) -> Coordinate {
-        Coordinate {
-            replicate: rank.0 / self.shard,
-            shard: rank.0 % self.shard,
-        }
+        Coordinate { replicate: rank.0 / self.shard, shard: rank.0 % self.shard }
     }
 
     /// Checks that the mesh covers a world of `world_size` ranks.
@@ -147,10 +144,7 @@ impl MeshShape {
         if self.world_size() == world_size {
             return Ok(());
         }
-        Err(MeshError::WorldSize {
-            mesh: self,
-            world_size,
-        })
+        Err(MeshError::WorldSize { mesh: self, world_size })
     }
 }
 
@@ -170,30 +164,14 @@ mod tests {
         for rank in (0..12).map(Rank) {
             assert_eq!(mesh.rank(mesh.coordinate(rank)), rank);
         }
-        assert_eq!(
-            mesh.coordinate(Rank(7)),
-            Coordinate {
-                replicate: 1,
-                shard: 3
-            }
-        );
+        assert_eq!(mesh.coordinate(Rank(7)), Coordinate { replicate: 1, shard: 3 });
     }
 
     #[test]
     fn impossible_axes_and_wrong_world_are_refused() {
         assert!(MeshShape::new(0, 4).is_err());
-        assert!(matches!(
-            MeshShape::new(usize::MAX, 2),
-            Err(MeshError::TooLarge { .. })
-        ));
-        let error = MeshShape::new(2, 3)
-            .unwrap()
-            .check_world_size(4)
-            .unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("2x3 mesh holds 6 ranks but the world has 4")
-        );
+        assert!(matches!(MeshShape::new(usize::MAX, 2), Err(MeshError::TooLarge { .. })));
+        let error = MeshShape::new(2, 3).unwrap().check_world_size(4).unwrap_err();
+        assert!(error.to_string().contains("2x3 mesh holds 6 ranks but the world has 4"));
     }
 }

@@ -44,9 +44,7 @@ impl FromStr for Mode {
         match given {
             "z2" | "Z2" => Ok(Self::Z2),
             "z3" | "Z3" => Ok(Self::Z3),
-            _ => Err(PartitionError::UnknownMode {
-                given: given.to_owned(),
-            }),
+            _ => Err(PartitionError::UnknownMode { given: given.to_owned() }),
         }
     }
 }
@@ -67,9 +65,6 @@ mod tests {
     fn an_unknown_mode_teaches_the_two_there_are() {
         let message = "zero3".parse::<Mode>().unwrap_err().to_string();
         assert!(message.contains("\"zero3\" is not a mode"), "{message}");
-        assert!(
-            message.contains("\"z2\"") && message.contains("\"z3\""),
-            "{message}"
-        );
+        assert!(message.contains("\"z2\"") && message.contains("\"z3\""), "{message}");
     }
 }

@@ -56,11 +56,7 @@ impl Items {
         let mut list: Vec<Item> = Vec::with_capacity(matrices.len());
         let mut of_matrix = Vec::with_capacity(matrices.len());
         for ((matrix, &cost), &boundary) in matrices.iter().zip(costs).zip(boundaries) {
-            let item = Item {
-                cost,
-                elems: matrix.elems(),
-                boundary,
-            };
+            let item = Item { cost, elems: matrix.elems(), boundary };
             let shared = open[boundary].filter(|&open| limits.allow(list[open], item));
             let position = shared.unwrap_or(list.len());
             if shared.is_some() {
@@ -105,14 +101,9 @@ mod tests {
     use super::*;
 
     fn pack(shapes: &[(usize, usize)], boundaries: &[usize], below: usize, slots: usize) -> Items {
-        let matrices: Vec<_> = shapes
-            .iter()
-            .map(|&(rows, cols)| Matrix::new("w", rows, cols))
-            .collect();
-        let costs: Vec<_> = matrices
-            .iter()
-            .map(|matrix| matrix.elems() as f64)
-            .collect();
+        let matrices: Vec<_> =
+            shapes.iter().map(|&(rows, cols)| Matrix::new("w", rows, cols)).collect();
+        let costs: Vec<_> = matrices.iter().map(|matrix| matrix.elems() as f64).collect();
         Items::pack(&matrices, &costs, boundaries, below, slots)
     }
 
@@ -121,14 +112,7 @@ mod tests {
         let shapes = [(64, 64), (2, 2), (2, 2), (2, 2), (64, 64)];
         let items = pack(&shapes, &[0, 0, 0, 1, 1], 16, 2);
         assert_eq!(items.of_matrix, [0, 2, 2, 3, 1]);
-        assert_eq!(
-            items.list[2],
-            Item {
-                cost: 8.0,
-                elems: 8,
-                boundary: 0
-            }
-        );
+        assert_eq!(items.list[2], Item { cost: 8.0, elems: 8, boundary: 0 });
     }
 
     #[test]

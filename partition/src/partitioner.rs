@@ -72,10 +72,7 @@ impl Partitioner {
     /// up to this many elements together; 0 packs nothing. No shared buffer exceeds an eighth of a
     /// rank's fair share, so a small model is never gathered on one rank.
     pub fn with_pack_below(self, elems: usize) -> Self {
-        Self {
-            pack_below: elems,
-            ..self
-        }
+        Self { pack_below: elems, ..self }
     }
 
     /// Chooses the owners. `boundaries` are those of `matrices`, in the same order.
@@ -125,11 +122,7 @@ impl Partitioner {
         let limit = (1.0 + self.slack) * free.max_cost();
         // Stops as soon as the load is affordable, so boundaries stay spread where they can.
         improve(&mut spread, Spread::Ignore, limit);
-        if spread.max_cost() <= limit {
-            spread.owners()
-        } else {
-            free.owners()
-        }
+        if spread.max_cost() <= limit { spread.owners() } else { free.owners() }
     }
 
     fn balanced<'a>(&self, items: &'a [Item], spread: Spread, bound: f64) -> Slots<'a> {
@@ -142,8 +135,7 @@ impl Partitioner {
 
 /// No placement has a smaller largest load: `max(total / slots, largest)`.
 pub(crate) fn lower_bound(costs: impl Iterator<Item = f64>, slots: usize) -> f64 {
-    let (total, largest) = costs.fold((0.0, 0.0_f64), |(total, largest), cost| {
-        (total + cost, largest.max(cost))
-    });
+    let (total, largest) =
+        costs.fold((0.0, 0.0_f64), |(total, largest), cost| (total + cost, largest.max(cost)));
     (total / slots as f64).max(largest)
 }

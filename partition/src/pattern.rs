@@ -31,18 +31,13 @@ impl Pattern {
         let parts = pattern.split('.').map(part).collect::<Option<_>>();
         parts
             .map(|parts| Self { parts })
-            .ok_or_else(|| PartitionError::BadPattern {
-                pattern: pattern.to_owned(),
-            })
+            .ok_or_else(|| PartitionError::BadPattern { pattern: pattern.to_owned() })
     }
 
     /// Whether the last parts of `path` are the pattern's.
     pub(crate) fn matches(&self, path: &str) -> bool {
         let mut given = path.rsplit('.');
-        self.parts
-            .iter()
-            .rev()
-            .all(|part| given.next().is_some_and(|text| part.matches(text)))
+        self.parts.iter().rev().all(|part| given.next().is_some_and(|text| part.matches(text)))
     }
 }
 
@@ -84,10 +79,7 @@ mod tests {
     fn unreadable_patterns_are_refused() {
         for pattern in ["", "layers.", ".N", "lay*.N"] {
             let error = Pattern::parse(pattern).unwrap_err();
-            assert!(
-                matches!(error, PartitionError::BadPattern { .. }),
-                "{pattern:?}"
-            );
+            assert!(matches!(error, PartitionError::BadPattern { .. }), "{pattern:?}");
         }
     }
 }

@@ -44,18 +44,12 @@ pub struct Boundary {
 impl Boundary {
     /// The path, or `(root)` for the root boundary: a name fit for messages.
     pub fn label(&self) -> &str {
-        if self.name.is_empty() {
-            "(root)"
-        } else {
-            &self.name
-        }
+        if self.name.is_empty() { "(root)" } else { &self.name }
     }
 
     /// Indices of its matrices, pack by pack.
     pub fn matrices(&self) -> impl Iterator<Item = usize> {
-        self.packs
-            .iter()
-            .flat_map(|pack| pack.matrices.iter().copied())
+        self.packs.iter().flat_map(|pack| pack.matrices.iter().copied())
     }
 }
 
@@ -137,9 +131,7 @@ impl Plan {
     /// The index of the lowest boundary around a parameter of any kind, planned or not: norms,
     /// biases and embeddings have a place too. `None` outside all boundaries.
     pub fn boundary_of(&self, name: &str) -> Option<usize> {
-        ancestors(name)
-            .chain([""])
-            .find_map(|path| self.find_boundary(path))
+        ancestors(name).chain([""]).find_map(|path| self.find_boundary(path))
     }
 
     /// Elements of all matrices together (`P_M`).
@@ -166,19 +158,11 @@ impl Plan {
             .number(self.mesh.replicate())
             .number(self.mesh.shard())
             .number(self.boundaries.len());
-        let names = self
-            .boundaries
-            .iter()
-            .fold(mesh, |hash, boundary| hash.text(&boundary.name));
+        let names = self.boundaries.iter().fold(mesh, |hash, boundary| hash.text(&boundary.name));
         self.matrices
             .iter()
             .fold(names, |hash, planned| {
-                let Matrix {
-                    name,
-                    batch,
-                    rows,
-                    cols,
-                } = &planned.matrix;
+                let Matrix { name, batch, rows, cols } = &planned.matrix;
                 let hash = hash.text(name).number(*batch).number(*rows).number(*cols);
                 hash.number(planned.boundary).number(planned.owner.0)
             })
@@ -202,11 +186,7 @@ impl Plan {
             owned: vec![Vec::new(); mesh.world_size()],
             boundaries: boundaries
                 .into_iter()
-                .map(|name| Boundary {
-                    name,
-                    packs: Vec::new(),
-                    elems: 0,
-                })
+                .map(|name| Boundary { name, packs: Vec::new(), elems: 0 })
                 .collect(),
             matrices: Vec::with_capacity(matrices.len()),
         };
@@ -224,32 +204,16 @@ impl Plan {
         packs: &mut BTreeMap<(usize, Rank), usize>,
     ) -> Result<(), PartitionError> {
         let (matrix, num_boundaries) = (self.matrices.len(), self.boundaries.len());
-        let PlannedMatrix {
-            boundary: index,
-            owner,
-            matrix: Matrix { name, .. },
-        } = &planned;
+        let PlannedMatrix { boundary: index, owner, matrix: Matrix { name, .. } } = &planned;
         let (index, owner, mesh) = (*index, *owner, self.mesh);
         let Some(boundary) = self.boundaries.get_mut(index) else {
-            return Err(PartitionError::BoundaryIndex {
-                matrix,
-                index,
-                num_boundaries,
-            });
+            return Err(PartitionError::BoundaryIndex { matrix, index, num_boundaries });
         };
         let Some(owned) = self.owned.get_mut(owner.0) else {
-            return Err(PartitionError::OwnerOutsideMesh {
-                name: name.clone(),
-                owner,
-                mesh,
-            });
+            return Err(PartitionError::OwnerOutsideMesh { name: name.clone(), owner, mesh });
         };
         let pack = *packs.entry((index, owner)).or_insert_with(|| {
-            boundary.packs.push(Pack {
-                owner,
-                matrices: Vec::new(),
-                elems: 0,
-            });
+            boundary.packs.push(Pack { owner, matrices: Vec::new(), elems: 0 });
             boundary.packs.len() - 1
         });
         let elems = planned.matrix.elems();
@@ -292,15 +256,7 @@ impl TryFrom<RawPlan> for Plan {
 
 impl From<Plan> for RawPlan {
     fn from(plan: Plan) -> Self {
-        let boundaries = plan
-            .boundaries
-            .into_iter()
-            .map(|boundary| boundary.name)
-            .collect();
-        Self {
-            mesh: plan.mesh,
-            boundaries,
-            matrices: plan.matrices,
-        }
+        let boundaries = plan.boundaries.into_iter().map(|boundary| boundary.name).collect();
+        Self { mesh: plan.mesh, boundaries, matrices: plan.matrices }
     }
 }

@@ -56,10 +56,7 @@ impl BalanceReport {
         let costs = cost.costs(plan.matrices().iter().map(|planned| &planned.matrix))?;
         let load = |rank: Rank| {
             let owned = plan.owned_by(rank);
-            let elems = owned
-                .iter()
-                .map(|&index| plan.matrices()[index].matrix.elems())
-                .sum();
+            let elems = owned.iter().map(|&index| plan.matrices()[index].matrix.elems()).sum();
             RankLoad {
                 rank,
                 num_matrices: owned.len(),
@@ -105,11 +102,7 @@ impl BalanceReport {
 
     /// Ranks that own nothing.
     pub fn idle(&self) -> Vec<Rank> {
-        self.ranks
-            .iter()
-            .filter(|load| load.num_matrices == 0)
-            .map(|load| load.rank)
-            .collect()
+        self.ranks.iter().filter(|load| load.num_matrices == 0).map(|load| load.rank).collect()
     }
 }
 
@@ -127,13 +120,8 @@ fn crowded(plan: &Plan) -> usize {
             columns[mesh.coordinate(pack.owner).shard] += pack.matrices.len();
         }
         let slot_share = size.div_ceil(mesh.world_size());
-        boundary
-            .packs
-            .iter()
-            .any(|pack| pack.matrices.len() > slot_share)
-            || columns
-                .iter()
-                .any(|&count| count > size.div_ceil(mesh.shard()))
+        boundary.packs.iter().any(|pack| pack.matrices.len() > slot_share)
+            || columns.iter().any(|&count| count > size.div_ceil(mesh.shard()))
     };
     plan.boundaries().iter().filter(is_crowded).count()
 }
@@ -145,20 +133,10 @@ impl fmt::Display for BalanceReport {
             "{:>5} {:>8} {:>14} {:>11} {:>7}",
             "rank", "matrices", "elements", "MiB", "cost"
         )?;
-        for RankLoad {
-            rank,
-            num_matrices,
-            elems,
-            bytes,
-            cost,
-        } in &self.ranks
-        {
+        for RankLoad { rank, num_matrices, elems, bytes, cost } in &self.ranks {
             let mib = *bytes as f64 / f64::from(1 << 20);
             let relative = ratio(*cost, self.mean());
-            writeln!(
-                f,
-                "{rank:>5} {num_matrices:>8} {elems:>14} {mib:>11.1} {relative:>7.4}"
-            )?;
+            writeln!(f, "{rank:>5} {num_matrices:>8} {elems:>14} {mib:>11.1} {relative:>7.4}")?;
         }
         write!(
             f,

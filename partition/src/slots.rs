@@ -13,9 +13,7 @@ pub(crate) struct Load {
 
 impl Ord for Load {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.cost
-            .total_cmp(&other.cost)
-            .then(self.elems.cmp(&other.elems))
+        self.cost.total_cmp(&other.cost).then(self.elems.cmp(&other.elems))
     }
 }
 
@@ -63,11 +61,7 @@ pub(crate) struct Slots<'a> {
 impl<'a> Slots<'a> {
     /// Empty slots for items in placing order.
     pub(crate) fn new(items: &'a [Item], mesh: MeshShape) -> Self {
-        let num_boundaries = items
-            .iter()
-            .map(|item| item.boundary + 1)
-            .max()
-            .unwrap_or(0);
+        let num_boundaries = items.iter().map(|item| item.boundary + 1).max().unwrap_or(0);
         let mut sizes = vec![0_usize; num_boundaries];
         for item in items {
             sizes[item.boundary] += 1;
@@ -127,29 +121,13 @@ impl<'a> Slots<'a> {
 
     /// Puts an item on a slot.
     pub(crate) fn place(&mut self, item: usize, slot: usize) {
-        let Item {
-            cost,
-            elems,
-            boundary,
-        } = self.items[item];
+        let Item { cost, elems, boundary } = self.items[item];
         let position = self.members[slot].partition_point(|&other| other < item);
         self.members[slot].insert(position, item);
         *self.in_slot.entry((boundary, slot)).or_insert(0) += 1;
-        *self
-            .in_column
-            .entry((boundary, self.column(slot)))
-            .or_insert(0) += 1;
-        let Load {
-            cost: before,
-            elems: elems_before,
-        } = self.loads[slot];
-        self.set_load(
-            slot,
-            Load {
-                cost: before + cost,
-                elems: elems_before + elems,
-            },
-        );
+        *self.in_column.entry((boundary, self.column(slot))).or_insert(0) += 1;
+        let Load { cost: before, elems: elems_before } = self.loads[slot];
+        self.set_load(slot, Load { cost: before + cost, elems: elems_before + elems });
     }
 
     /// Takes an item off its slot.
@@ -157,10 +135,9 @@ impl<'a> Slots<'a> {
         let Item { boundary, .. } = self.items[item];
         self.members[slot].retain(|&other| other != item);
         let column = self.column(slot);
-        for count in [
-            self.in_slot.get_mut(&(boundary, slot)),
-            self.in_column.get_mut(&(boundary, column)),
-        ] {
+        for count in
+            [self.in_slot.get_mut(&(boundary, slot)), self.in_column.get_mut(&(boundary, column))]
+        {
             *count.expect("a placed item is counted in its slot and column") -= 1;
         }
         // Summed anew: subtracting would let rounding errors of measured costs pile up.

@@ -27,16 +27,10 @@ pub struct ElemBytes {
 
 impl ElemBytes {
     /// Weights and gradients in fp32.
-    pub const FP32: Self = Self {
-        weight: 4,
-        gradient: 4,
-    };
+    pub const FP32: Self = Self { weight: 4, gradient: 4 };
 
     /// Weights in bf16, gradients reduced in fp32.
-    pub const BF16_WEIGHTS: Self = Self {
-        weight: 2,
-        gradient: 4,
-    };
+    pub const BF16_WEIGHTS: Self = Self { weight: 2, gradient: 4 };
 }
 
 /// Bytes that one boundary moves. Shard-axis figures are summed over one shard group,
@@ -97,10 +91,7 @@ impl Traffic {
                 publish_bytes: replicate_peers * boundary.elems * bytes.weight,
             }
         };
-        Self {
-            mesh,
-            boundaries: plan.boundaries().iter().map(of).collect(),
-        }
+        Self { mesh, boundaries: plan.boundaries().iter().map(of).collect() }
     }
 
     /// The same traffic where nothing in backward reads the weights of a boundary, so that they
@@ -183,19 +174,11 @@ mod tests {
 
     const ELEMS: usize = 2 * (6 * 4 + 10 * 3);
     /// One byte an element: figures are elements.
-    const ONE: ElemBytes = ElemBytes {
-        weight: 1,
-        gradient: 1,
-    };
+    const ONE: ElemBytes = ElemBytes { weight: 1, gradient: 1 };
 
     fn plan(replicate: usize, shard: usize) -> Plan {
-        let matrices = [
-            ("h.0.a", 6, 4),
-            ("h.0.b", 10, 3),
-            ("h.1.a", 6, 4),
-            ("h.1.b", 10, 3),
-        ]
-        .map(|(name, rows, cols)| Matrix::new(name, rows, cols));
+        let matrices = [("h.0.a", 6, 4), ("h.0.b", 10, 3), ("h.1.a", 6, 4), ("h.1.b", 10, 3)]
+            .map(|(name, rows, cols)| Matrix::new(name, rows, cols));
         let boundaries = BoundaryRule::default().assign(&matrices).unwrap();
         let mesh = MeshShape::new(replicate, shard).unwrap();
         Partitioner::new(mesh).plan(&matrices, &boundaries).unwrap()
@@ -204,10 +187,7 @@ mod tests {
     #[test]
     fn one_replica_moves_what_the_group_formulas_say() {
         for ranks in [1, 2, 3, 4, 8] {
-            let bytes = ElemBytes {
-                weight: 2,
-                gradient: 4,
-            };
+            let bytes = ElemBytes { weight: 2, gradient: 4 };
             let z2 = Traffic::predict(&plan(1, ranks), Mode::Z2, bytes);
             let z3 = Traffic::predict(&plan(1, ranks), Mode::Z3, bytes);
             assert_eq!(z2.weights_per_micro_batch(), (ranks - 1) * ELEMS * 2);
@@ -223,10 +203,7 @@ mod tests {
         for (mode, passes) in [(Mode::Z2, 2.0), (Mode::Z3, 3.0)] {
             let step = Traffic::predict(&plan(3, 4), mode, ONE).step(1, 1);
             assert_eq!(step.shard_bytes_mean_rank(), passes * (r - 1.0) / r * p);
-            assert_eq!(
-                step.replicate_bytes_mean_rank(),
-                2.0 * (g - 1.0) / g * p / r
-            );
+            assert_eq!(step.replicate_bytes_mean_rank(), 2.0 * (g - 1.0) / g * p / r);
         }
     }
 
@@ -243,10 +220,7 @@ mod tests {
         let all = Traffic::predict(&plan(1, 4), Mode::Z3, ONE);
         let again = all.boundaries()[0].backward_bytes;
         let fewer = all.clone().without_backward(0);
-        assert_eq!(
-            fewer.weights_per_micro_batch(),
-            all.weights_per_micro_batch() - again
-        );
+        assert_eq!(fewer.weights_per_micro_batch(), all.weights_per_micro_batch() - again);
         assert_eq!(fewer.gradients_per_sync(), all.gradients_per_sync());
     }
 }

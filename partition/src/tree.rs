@@ -40,22 +40,15 @@ impl ModuleTree {
     ) -> Result<Self, PartitionError> {
         let mut graph = DiGraph::new();
         let root = graph.add_node(String::new());
-        let mut tree = Self {
-            graph,
-            by_path: BTreeMap::from([(String::new(), root)]),
-            homes: Vec::new(),
-        };
+        let mut tree =
+            Self { graph, by_path: BTreeMap::from([(String::new(), root)]), homes: Vec::new() };
         let mut seen = BTreeSet::new();
         for name in names {
             if name.split('.').any(str::is_empty) {
-                return Err(PartitionError::EmptySegment {
-                    name: name.to_owned(),
-                });
+                return Err(PartitionError::EmptySegment { name: name.to_owned() });
             }
             if !seen.insert(name) {
-                return Err(PartitionError::DuplicateName {
-                    name: name.to_owned(),
-                });
+                return Err(PartitionError::DuplicateName { name: name.to_owned() });
             }
             let home = tree.intern(parent(name));
             tree.homes.push(home);
@@ -103,9 +96,7 @@ impl ModuleTree {
     }
 
     fn above(&self, node: NodeIndex) -> Option<NodeIndex> {
-        let mut edges = self
-            .graph
-            .edges_directed(node, petgraph::Direction::Incoming);
+        let mut edges = self.graph.edges_directed(node, petgraph::Direction::Incoming);
         edges.next().map(|edge| edge.source())
     }
 
@@ -161,10 +152,7 @@ mod tests {
     #[test]
     fn parents_come_before_children() {
         let tree = ModuleTree::from_names(["a.b.c.w", "d.w", "a.x"]).unwrap();
-        assert_eq!(
-            tree.modules().collect::<Vec<_>>(),
-            ["a", "a.b", "a.b.c", "d"]
-        );
+        assert_eq!(tree.modules().collect::<Vec<_>>(), ["a", "a.b", "a.b.c", "d"]);
     }
 
     #[test]
@@ -178,18 +166,10 @@ mod tests {
     fn malformed_and_repeated_names_are_refused() {
         for name in ["", ".", "a..b", "a.", ".a"] {
             let error = ModuleTree::from_names([name]).unwrap_err();
-            assert!(
-                matches!(error, PartitionError::EmptySegment { .. }),
-                "{name:?}"
-            );
+            assert!(matches!(error, PartitionError::EmptySegment { .. }), "{name:?}");
         }
         let error = ModuleTree::from_names(["a.w", "b.w", "a.w"]).unwrap_err();
-        assert_eq!(
-            error,
-            PartitionError::DuplicateName {
-                name: "a.w".to_owned()
-            }
-        );
+        assert_eq!(error, PartitionError::DuplicateName { name: "a.w".to_owned() });
     }
 
     #[test]

@@ -13,43 +13,17 @@ struct Model {
     layers: usize,
 }
 
-const LLAMA3_8B: Model = Model {
-    name: "Llama-3 8B",
-    hidden: 4096,
-    mlp: 14336,
-    kv: 1024,
-    layers: 32,
-};
-const QWEN25_7B: Model = Model {
-    name: "Qwen2.5 7B",
-    hidden: 3584,
-    mlp: 18944,
-    kv: 512,
-    layers: 28,
-};
-const QWEN25_1_5B: Model = Model {
-    name: "Qwen2.5 1.5B",
-    hidden: 1536,
-    mlp: 8960,
-    kv: 256,
-    layers: 28,
-};
-const QWEN25_0_5B: Model = Model {
-    name: "Qwen2.5 0.5B",
-    hidden: 896,
-    mlp: 4864,
-    kv: 128,
-    layers: 24,
-};
+const LLAMA3_8B: Model =
+    Model { name: "Llama-3 8B", hidden: 4096, mlp: 14336, kv: 1024, layers: 32 };
+const QWEN25_7B: Model =
+    Model { name: "Qwen2.5 7B", hidden: 3584, mlp: 18944, kv: 512, layers: 28 };
+const QWEN25_1_5B: Model =
+    Model { name: "Qwen2.5 1.5B", hidden: 1536, mlp: 8960, kv: 256, layers: 28 };
+const QWEN25_0_5B: Model =
+    Model { name: "Qwen2.5 0.5B", hidden: 896, mlp: 4864, kv: 128, layers: 24 };
 
 fn decoder(model: Model) -> Vec<Matrix> {
-    let Model {
-        hidden,
-        mlp,
-        kv,
-        layers,
-        ..
-    } = model;
+    let Model { hidden, mlp, kv, layers, .. } = model;
     let shapes = [
         ("self_attn.q_proj", hidden, hidden),
         ("self_attn.k_proj", kv, hidden),
@@ -94,9 +68,7 @@ fn plan(matrices: &[Matrix], replicate: usize, shard: usize) -> Plan {
 /// Balanced within `max_over_mean`, nobody idle, and every boundary spread evenly over its owners
 /// and over the shard columns.
 fn assert_balanced(matrices: &[Matrix], (replicate, shard): (usize, usize), max_over_mean: f64) {
-    let report = plan(matrices, replicate, shard)
-        .balance(&CostModel::NewtonSchulz)
-        .unwrap();
+    let report = plan(matrices, replicate, shard).balance(&CostModel::NewtonSchulz).unwrap();
     assert!(report.max_over_mean() <= max_over_mean, "{report}");
     assert!(report.idle().is_empty(), "{report}");
     assert_eq!(report.crowded_boundaries, 0, "{report}");
@@ -121,9 +93,7 @@ fn print_balance() {
     println!("| model | mesh | max/mean | max/bound | elements max/mean | idle | crowded |");
     println!("|---|---|---|---|---|---|---|");
     for (name, matrices, replicate, shard) in cases {
-        let report = plan(&matrices, replicate, shard)
-            .balance(&CostModel::NewtonSchulz)
-            .unwrap();
+        let report = plan(&matrices, replicate, shard).balance(&CostModel::NewtonSchulz).unwrap();
         println!(
             "| {name} | {replicate}×{shard} | {:.4} | {:.4} | {:.4} | {} | {} |",
             report.max_over_mean(),

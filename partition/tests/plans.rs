@@ -40,9 +40,7 @@ fn plan(mesh: MeshShape, matrices: &[Matrix]) -> Plan {
 }
 
 fn owners(plan: &Plan) -> Vec<Rank> {
-    (0..plan.num_matrices())
-        .map(|matrix| plan.owner(matrix))
-        .collect()
+    (0..plan.num_matrices()).map(|matrix| plan.owner(matrix)).collect()
 }
 
 fn costs(matrices: &[Matrix]) -> Vec<f64> {
@@ -207,13 +205,9 @@ fn fewer_matrices_than_ranks_get_a_rank_each() {
 
 #[test]
 fn free_costs_are_spread_too() {
-    let matrices: Vec<Matrix> = (0..12)
-        .map(|index| Matrix::new(format!("h.0.w{index}"), 8, 8))
-        .collect();
-    let free = matrices
-        .iter()
-        .map(|matrix| (matrix.name.clone(), 0.0))
-        .collect();
+    let matrices: Vec<Matrix> =
+        (0..12).map(|index| Matrix::new(format!("h.0.w{index}"), 8, 8)).collect();
+    let free = matrices.iter().map(|matrix| (matrix.name.clone(), 0.0)).collect();
     let partitioner = Partitioner::new(mesh(1, 4)).with_cost(CostModel::Measured(free));
     let plan = plan_with(&partitioner, &matrices);
     assert!((0..4).map(Rank).all(|rank| plan.owned_by(rank).len() == 3));
@@ -223,13 +217,7 @@ fn free_costs_are_spread_too() {
 fn spread_yields_where_it_costs_more_than_the_slack() {
     // One large matrix and five small ones in one boundary: an even three each costs 12 a rank.
     let matrices: Vec<Matrix> = (0..6)
-        .map(|index| {
-            Matrix::new(
-                format!("h.0.w{index}"),
-                100,
-                if index == 0 { 1000 } else { 100 },
-            )
-        })
+        .map(|index| Matrix::new(format!("h.0.w{index}"), 100, if index == 0 { 1000 } else { 100 }))
         .collect();
     let loads = |slack: f64| {
         let partitioner = Partitioner::new(mesh(1, 2))
@@ -250,10 +238,8 @@ fn replicas_share_columns_evenly() {
         .collect();
     let plan = plan(mesh(2, 4), &matrices);
     for boundary in plan.boundaries() {
-        let columns: BTreeSet<usize> = boundary
-            .matrices()
-            .map(|matrix| plan.owner_coordinate(matrix).shard)
-            .collect();
+        let columns: BTreeSet<usize> =
+            boundary.matrices().map(|matrix| plan.owner_coordinate(matrix).shard).collect();
         assert_eq!(columns.len(), 4, "{}", boundary.label());
     }
 }
@@ -272,9 +258,7 @@ fn the_root_boundary_takes_what_is_left_and_has_a_label() {
     let matrices = ["h.0.q", "head"].map(|name| Matrix::new(name, 4, 4));
     let rule = BoundaryRule::default().with_strictness(dmuon_partition::Strictness::Root);
     let boundaries = rule.assign(&matrices).unwrap();
-    let plan = Partitioner::new(mesh(1, 2))
-        .plan(&matrices, &boundaries)
-        .unwrap();
+    let plan = Partitioner::new(mesh(1, 2)).plan(&matrices, &boundaries).unwrap();
     assert_eq!(plan.boundary_of("embed.weight"), Some(1));
     assert_eq!(plan.boundaries()[1].label(), "(root)");
 }
@@ -291,10 +275,7 @@ fn a_fingerprint_never_changes() {
             {"name": "h.0.k", "batch": 3, "rows": 8, "cols": 4, "boundary": 0, "owner": 0}
         ]
     }"#;
-    assert_eq!(
-        serde_json::from_str::<Plan>(stored).unwrap().fingerprint(),
-        EXPECTED
-    );
+    assert_eq!(serde_json::from_str::<Plan>(stored).unwrap().fingerprint(), EXPECTED);
 }
 
 #[test]
@@ -319,17 +300,10 @@ fn fingerprints_tell_plans_apart() {
 #[test]
 fn a_name_given_twice_is_refused() {
     let matrices = ["h.0.q", "h.0.q"].map(|name| Matrix::new(name, 4, 4));
-    let duplicate = PartitionError::DuplicateName {
-        name: "h.0.q".to_owned(),
-    };
-    assert_eq!(
-        BoundaryRule::default().assign(&matrices).unwrap_err(),
-        duplicate
-    );
+    let duplicate = PartitionError::DuplicateName { name: "h.0.q".to_owned() };
+    assert_eq!(BoundaryRule::default().assign(&matrices).unwrap_err(), duplicate);
     let boundaries = Boundaries::new(vec!["h.0".to_owned()], vec![0, 0]).unwrap();
-    let error = Partitioner::new(mesh(1, 2))
-        .plan(&matrices, &boundaries)
-        .unwrap_err();
+    let error = Partitioner::new(mesh(1, 2)).plan(&matrices, &boundaries).unwrap_err();
     assert_eq!(error, duplicate);
 }
 
@@ -339,31 +313,19 @@ fn unusable_input_is_refused() {
     let boundaries = BoundaryRule::default().assign(&matrices).unwrap();
     let partitioner = || Partitioner::new(mesh(1, 2));
     for slack in [f64::NAN, f64::INFINITY, -0.1] {
-        let error = partitioner()
-            .with_slack(slack)
-            .plan(&matrices, &boundaries)
-            .unwrap_err();
+        let error = partitioner().with_slack(slack).plan(&matrices, &boundaries).unwrap_err();
         assert!(matches!(error, PartitionError::BadSlack { .. }), "{error}");
     }
     for cost in [f64::NAN, f64::INFINITY, -1.0] {
         let measured = CostModel::Measured(BTreeMap::from([("h.0.q".to_owned(), cost)]));
-        let error = partitioner()
-            .with_cost(measured)
-            .plan(&matrices, &boundaries)
-            .unwrap_err();
+        let error = partitioner().with_cost(measured).plan(&matrices, &boundaries).unwrap_err();
         assert!(matches!(error, PartitionError::BadCost { .. }), "{error}");
     }
     let empty = [Matrix::new("h.0.q", 4, 0)];
     let error = partitioner().plan(&empty, &boundaries).unwrap_err();
     assert!(matches!(error, PartitionError::ZeroDim { .. }), "{error}");
     let error = partitioner().plan(&[], &boundaries).unwrap_err();
-    assert_eq!(
-        error,
-        PartitionError::BoundaryCount {
-            matrices: 0,
-            indices: 1
-        }
-    );
+    assert_eq!(error, PartitionError::BoundaryCount { matrices: 0, indices: 1 });
 }
 
 #[test]
