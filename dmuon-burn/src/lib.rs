@@ -1,1 +1,48 @@
-//! placeholder
+//! Dedicated ownership for Burn models: every Muon matrix has one owner rank, and the model's own
+//! code does not change.
+//!
+//! The way through the rooms: [`Dedicate`] inspects a model and plans; [`Hooked`] and [`Boundary`]
+//! mark where weights come and go; hooks on Burn's tape pack and reduce gradients; [`Muon`] updates
+//! what this rank owns and publishes it.
+#![forbid(unsafe_code)]
+
+mod binding;
+mod blueprint;
+mod config;
+mod context;
+mod control;
+mod dedicate;
+mod error;
+mod export;
+mod frame;
+mod hook;
+mod hooked;
+mod inspect;
+mod io;
+mod muon;
+mod ops;
+mod orthogonalize;
+mod parameter;
+mod quiet;
+mod report;
+mod route;
+mod runtime;
+mod select;
+mod step;
+mod transport;
+mod values;
+
+pub use config::{MuonConfig, NonFinite, Rates};
+pub use context::initialize;
+pub use dedicate::{Dedicate, Dedicated};
+pub use dmuon_core::update::{AdamW, UpdateScale};
+pub use error::{Error, Result};
+pub use hooked::{Boundary, Hooked};
+pub use inspect::ParameterInfo;
+pub use io::{BoundaryIo, TensorMap};
+pub use muon::Muon;
+pub use orthogonalize::Arithmetic;
+pub use parameter::{MatrixLayout, MatrixView};
+pub use report::{MatrixUpdate, StepReport};
+pub use route::{Route, RouteEntry, RouteReport};
+pub use select::Matrices;

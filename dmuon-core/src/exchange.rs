@@ -14,6 +14,7 @@ use crate::{
 };
 use dmuon_partition::Mode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// How a model is exchanged: fixed before the first step, alike on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,7 @@ pub struct Exchange<V> {
     gradients: Gradients,
     recorder: Recorder,
     held: Vec<HeldPack>,
+    waited: Duration,
 }
 
 impl<V: PackView> Exchange<V> {
@@ -70,6 +72,7 @@ impl<V: PackView> Exchange<V> {
             recorder: world.recorder().clone(),
             units,
             held: Vec::new(),
+            waited: Duration::ZERO,
         }
     }
 
@@ -205,7 +208,10 @@ impl<V: PackView> Exchange<V> {
     pub fn finish_backward(&mut self) -> Result<Vec<ReducedPack>> {
         let actions = self.schedule.finish_backward();
         self.carry_out(actions, Pass::Training)?;
-        self.gradients.wait()
+        let started = Instant::now();
+        let reduced = self.gradients.wait();
+        self.waited += started.elapsed();
+        reduced
     }
 
     /// Units this rank's backward has read since the last call.
@@ -223,8 +229,16 @@ impl<V: PackView> Exchange<V> {
         std::mem::take(&mut self.held)
     }
 
+    /// Time spent waiting for weights and gradients since the last call.
+    pub fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+
     fn wait(&mut self, unit: usize, pack: usize) -> Result<V> {
-        self.weights.wait(unit, pack)?.ok_or_else(|| {
+        let started = Instant::now();
+        let arrived = self.weights.wait(unit, pack);
+        self.waited += started.elapsed();
+        arrived?.ok_or_else(|| {
             crate::Error::message(format!(
                 "the weights of \"{}\" were used before the first publish",
                 self.units[unit].name

@@ -1,0 +1,261 @@
+//! What can go wrong on the Burn side, each error naming the parameter and the cure.
+
+use dmuon_core::Rank;
+
+/// A result whose error is an [`enum@Error`] unless said otherwise.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model can't be dedicated, or can't be used the way it was.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A collective, a group or a rank failed.
+    #[error(transparent)]
+    Core(#[from] dmuon_core::Error),
+    /// The plan can't be made.
+    #[error(transparent)]
+    Partition(#[from] dmuon_partition::PartitionError),
+    /// The optimizer's arithmetic is misconfigured.
+    #[error(transparent)]
+    Numerics(#[from] dmuon_core::newton_schulz::NumericsError),
+    /// A selector of matrices selects no parameter.
+    #[error(
+        "{selector} matches no parameter, so nothing would be dedicated; the model has: {}",
+        Names(available)
+    )]
+    NothingSelected {
+        /// The selector as given.
+        selector: String,
+        /// Names of the parameters there are.
+        available: Vec<String>,
+    },
+    /// A selector of matrices selects parameters that are no matrices.
+    #[error(
+        "{selector} matches parameters that are no matrices: {}; Muon needs rank 2 or more: \
+         narrow the selector (everything it leaves out is updated with AdamW)",
+        Names(names)
+    )]
+    NotAMatrix {
+        /// The selector as given.
+        selector: String,
+        /// Name and shape of each.
+        names: Vec<String>,
+    },
+    /// Parameters are not single precision.
+    #[error(
+        "dmuon trains f32 parameters; these are not: {}; cast the model before dedicating it",
+        Names(names)
+    )]
+    NotF32 {
+        /// Name and type of each.
+        names: Vec<String>,
+    },
+    /// A parameter carries a reparameterization such as LoRA already.
+    #[error(
+        "\"{parameter}\" already has the reparameterization \"{kind}\" and Burn keeps one per \
+         parameter: merge it first (`model.materialize()`), or leave that model undedicated"
+    )]
+    Reparameterized {
+        /// Name of the parameter.
+        parameter: String,
+        /// What Burn calls the reparameterization.
+        kind: String,
+    },
+    /// Two fields hold clones of one parameter, which Burn's optimizers would tear apart.
+    #[error(
+        "\"{first}\" and \"{second}\" are clones of one parameter; Burn would update only the \
+         first: keep one field and use it twice in forward"
+    )]
+    SharedParameter {
+        /// Name of the first field.
+        first: String,
+        /// Name of the second field.
+        second: String,
+    },
+    /// Two parameters have one name, so ranks could not agree on which is which.
+    #[error("two parameters are named \"{parameter}\"; rename a field")]
+    DuplicateName {
+        /// The name.
+        parameter: String,
+    },
+    /// A [`Hooked`](crate::Hooked) module spans several boundaries.
+    #[error(
+        "a `Hooked` module holds parameters of several boundaries ({}): wrap each block by \
+         itself, or name the boundary with `boundaries(..)`",
+        Names(boundaries)
+    )]
+    HookedSpansBoundaries {
+        /// Names of the boundaries.
+        boundaries: Vec<String>,
+    },
+    /// No boundary has that name.
+    #[error("there is no boundary \"{boundary}\"; there are: {}", Names(available))]
+    UnknownBoundary {
+        /// The name asked for.
+        boundary: String,
+        /// The names there are.
+        available: Vec<String>,
+    },
+    /// The mesh has replicas, which this version can't keep in step.
+    #[error(
+        "a {mesh} mesh has a replicate axis; this version dedicates over the shard axis alone: \
+         use a 1x{} mesh", mesh.world_size()
+    )]
+    ReplicateAxis {
+        /// The mesh.
+        mesh: dmuon_core::MeshShape,
+    },
+    /// Two ranks built different models.
+    #[error(
+        "rank {rank} has {theirs} where rank 0 has {ours} (parameter {index} in visit order): \
+         every rank must build the same model"
+    )]
+    ModelsDiffer {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+        /// Position of the first difference.
+        index: usize,
+        /// What rank 0 has there.
+        ours: String,
+        /// What `rank` has there.
+        theirs: String,
+    },
+    /// Two ranks asked for different modes, prefetch depths, matrices or hooks.
+    #[error(
+        "rank {rank} dedicates the same parameters otherwise than rank 0: {theirs}, not {ours}; \
+         every rank must call `Dedicate` alike"
+    )]
+    PlansDiffer {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+        /// What rank 0 asked for.
+        ours: String,
+        /// What `rank` asked for.
+        theirs: String,
+    },
+    /// The owner's module holds another weight than the one published.
+    #[error(
+        "rank {rank}: \"{parameter}\" is not the weight that was published last; it was stepped, \
+         loaded or cloned behind dmuon's back, and other ranks would compute with old values. \
+         Step with dmuon's optimizer or `Dedicated::step_with`, use the model that the last step \
+         returned, and load weights before dedicating"
+    )]
+    StaleWeight {
+        /// The owner.
+        rank: Rank,
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// Backward runs on a forward made before the last step, and Z3 no longer has those weights.
+    #[error(
+        "rank {rank}: backward needs \"{parameter}\" as it was before the last step, which z3 no \
+         longer holds: run backward before the step, or use z2"
+    )]
+    OldTape {
+        /// The rank.
+        rank: Rank,
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// Saving would write placeholders.
+    #[error(
+        "rank {rank}: refusing to save \"{parameter}\": this rank may hold a placeholder of it. \
+         Save what `Dedicated::full_model` returns instead"
+    )]
+    SaveRefused {
+        /// The rank.
+        rank: Rank,
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// Loading would bypass the owners.
+    #[error(
+        "rank {rank}: refusing to load \"{parameter}\" into a dedicated model: its owner would \
+         not publish it. Load the record first, then dedicate the model"
+    )]
+    LoadRefused {
+        /// The rank.
+        rank: Rank,
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// A parameter that was frozen when the model was dedicated got a gradient.
+    #[error(
+        "\"{parameter}\" was frozen when the model was dedicated and is trained now: unfreeze \
+         before `Dedicate::apply`"
+    )]
+    Unfrozen {
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// The model passed in is not the one that was dedicated.
+    #[error(
+        "\"{parameter}\" is missing from the model, or not the parameter that was dedicated: pass \
+         the model that `Dedicate::apply` or the last step returned"
+    )]
+    WrongModel {
+        /// Name of the parameter.
+        parameter: String,
+    },
+    /// A gradient is infinite or not a number.
+    #[error(
+        "the gradient of \"{parameter}\" is not finite (found by rank {rank}); no rank has \
+         stepped. Lower the learning rate, or choose `NonFinite::Skip`"
+    )]
+    NonFiniteGradient {
+        /// The rank that found it.
+        rank: Rank,
+        /// Name of the first such parameter.
+        parameter: String,
+    },
+    /// A matrix that had a gradient was not updated by Muon.
+    #[error(
+        "\"{parameter}\" is routed to Muon and had a gradient, but Newton-Schulz did not run on \
+         it exactly once (ran {calls} times); this is a defect of dmuon"
+    )]
+    NotUpdated {
+        /// Name of the parameter.
+        parameter: String,
+        /// How often Newton-Schulz ran on it.
+        calls: usize,
+    },
+    /// A configuration value is out of range.
+    #[error("{what} is {value}: {expected}")]
+    OutOfRange {
+        /// Which value.
+        what: &'static str,
+        /// What was given.
+        value: f64,
+        /// What is allowed.
+        expected: &'static str,
+    },
+}
+
+impl From<Error> for dmuon_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Core(error) => error,
+            error => Self::external(error),
+        }
+    }
+}
+
+/// Leaves code that can't return an error (Burn's `val`, `forward` and backward steps) with one.
+/// `dmuon::catch` and `dmuon::launch` turn it back into an `Err`.
+pub(crate) fn unwind(error: impl Into<dmuon_core::Error>) -> ! {
+    dmuon_core::raise(error.into())
+}
+
+/// Writes at most eight names.
+struct Names<'a>(&'a [String]);
+
+impl std::fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const SHOWN: usize = 8;
+        f.write_str(&self.0[..self.0.len().min(SHOWN)].join(", "))?;
+        match self.0.len().saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}

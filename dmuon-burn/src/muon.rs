@@ -1,0 +1,289 @@
+//! The optimizer of a dedicated model: Muon on the matrices this rank owns, AdamW on the rest.
+
+use crate::config::{MuonConfig, NonFinite, Rates};
+use crate::dedicate::Dedicated;
+use crate::error::{Error, Result};
+use crate::orthogonalize::Orthogonalizer;
+use crate::parameter::Parameter;
+use crate::report::{MatrixUpdate, StepReport};
+use crate::route::Route;
+use crate::runtime::Runtime;
+use crate::step::{Findings, agree};
+use crate::transport::HostSlice;
+use crate::values::{Buffers, all_seen, publish};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use dmuon_core::newton_schulz::Band;
+use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, rms};
+use dmuon_core::{EventKind, OpKind, Rank};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Muon for a dedicated model; made by [`MuonConfig::init`].
+///
+/// A step has three phases, in this order and nowhere else:
+///
+/// 1. **agree**: averaged gradients are taken from Burn's container and checked; all ranks learn
+///    whether any is not finite, and the global norm;
+/// 2. **update**: for every matrix this rank owns, in forward order: momentum → Newton–Schulz once →
+///    decay → update, into a spare buffer; AdamW for every other parameter, alike on all ranks;
+/// 3. **publish**: the spare buffers become the weights; nothing is written into memory that peers
+///    may still read.
+#[derive(Debug)]
+pub struct Muon {
+    config: MuonConfig,
+    runtime: Arc<Runtime>,
+    orthogonalizer: Orthogonalizer,
+    band: Band,
+    /// By parameter.
+    states: Vec<Option<State>>,
+    scratch: [Vec<f32>; 2],
+    report: StepReport,
+    traffic: [u64; 3],
+}
+
+/// What the optimizer remembers of one parameter.
+#[derive(Debug)]
+enum State {
+    Muon { momentum: Vec<f32> },
+    AdamW { first: Vec<f32>, second: Vec<f32>, step: u64 },
+}
+
+impl Muon {
+    pub(crate) fn new(config: MuonConfig, dedicated: &Dedicated) -> Result<Self> {
+        let runtime = dedicated.runtime.clone();
+        let ns = config.newton_schulz();
+        // The band's upper end bounds the singular values of every update, whatever its rank.
+        let band = ns.coefficients.band(ns.ns_steps, config.smallest_sigma)?;
+        let parallelism = config.parallelism(runtime.world());
+        let orthogonalizer = Orthogonalizer::new(ns, config.arithmetic, parallelism)?;
+        let states = runtime.parameters().iter().map(|_| None).collect();
+        Ok(Self {
+            config,
+            orthogonalizer,
+            band,
+            states,
+            scratch: Default::default(),
+            report: StepReport::default(),
+            traffic: traffic(&runtime),
+            runtime,
+        })
+    }
+
+    /// Updates and publishes the model. `rates`: one learning rate for both, or [`Rates`].
+    ///
+    /// # Collective
+    /// Every rank, after a backward.
+    ///
+    /// # Errors
+    /// A gradient is not finite and the policy is [`NonFinite::Error`] (then no rank has stepped);
+    /// the model is not the dedicated one; a group has failed.
+    pub fn step<M: Module>(
+        &mut self,
+        rates: impl Into<Rates>,
+        model: M,
+        gradients: GradientsParams,
+    ) -> Result<M> {
+        let started = Instant::now();
+        let rates = rates.into().checked()?;
+        let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
+        let agreement = agree(&self.runtime, &gradients.examine(&self.runtime))?;
+        self.report = StepReport {
+            step: self.report.step + 1,
+            gradient_norm: agreement.sum_of_squares.sqrt(),
+            missing: self.runtime.missing().iter().map(|&i| self.runtime.name(i)).collect(),
+            ..StepReport::default()
+        };
+        self.count_traffic();
+        let model = match (agreement.non_finite, self.config.non_finite) {
+            (Some((rank, index)), NonFinite::Error) => {
+                self.runtime.release()?;
+                let parameter = self.runtime.name(index);
+                return Err(Error::NonFiniteGradient { rank, parameter });
+            }
+            (Some((_, index)), NonFinite::Skip) => {
+                self.report.skipped = Some(self.runtime.name(index));
+                self.runtime.release()?;
+                model
+            }
+            _ => {
+                let buffers = self.update(rates, &gradients)?;
+                drop(gradients);
+                publish(&self.runtime, buffers, model)?
+            }
+        };
+        self.report.step_seconds = started.elapsed().as_secs_f64();
+        Ok(model)
+    }
+
+    /// What the last step did on this rank.
+    pub fn report(&self) -> &StepReport {
+        &self.report
+    }
+
+    fn update(&mut self, rates: Rates, gradients: &HeldGradients) -> Result<Buffers> {
+        let runtime = self.runtime.clone();
+        let mut buffers = Buffers::spare(&runtime);
+        for (unit, pack) in runtime.held_packs() {
+            runtime.recorder().mark(EventKind::OwnerStep, runtime.unit_name(unit));
+            let Some(published) = runtime.published(unit, pack) else { continue };
+            for &index in runtime.in_pack(unit, pack) {
+                let Some(weight) = buffers.slot(&runtime, index) else { continue };
+                let place = runtime.place(index, published.clone());
+                weight.copy_from_slice(place.storage.slot(&place.slot));
+                let Some(gradient) = gradients.get(index) else { continue };
+                let parameter = runtime.parameter(index);
+                match parameter.route {
+                    Route::Frozen => {}
+                    Route::Replicated => self.adamw(index, rates.adamw, weight, gradient)?,
+                    Route::Muon => {
+                        let device = gradients.device();
+                        self.muon(index, parameter, rates.muon, weight, gradient, device)?;
+                    }
+                }
+            }
+        }
+        Ok(buffers)
+    }
+
+    fn muon(
+        &mut self,
+        index: usize,
+        parameter: &Parameter,
+        lr: f64,
+        weight: &mut [f32],
+        gradient: &[f32],
+        device: &Device,
+    ) -> Result<()> {
+        let Some(view) = parameter.matrix else { return Ok(()) };
+        let state = self.states[index]
+            .get_or_insert_with(|| State::Muon { momentum: vec![0.0; weight.len()] });
+        let State::Muon { momentum } = state else { return Ok(()) };
+        let [input, direction] = &mut self.scratch;
+        input.resize(weight.len(), 0.0);
+        direction.resize(weight.len(), 0.0);
+        let rule = Momentum { mu: self.config.momentum as f32, rule: self.config.momentum_rule() };
+        rule.step(momentum, gradient, input)?;
+        let before = self.orthogonalizer.num_runs();
+        self.orthogonalizer.run(device, view, input, direction)?;
+        let calls = self.orthogonalizer.num_runs() - before;
+        if calls != view.batch {
+            return Err(Error::NotUpdated { parameter: parameter.name.to_string(), calls });
+        }
+        let scale = self.config.scale.factor(view.fans.fan_out, view.fans.fan_in);
+        let weight_decay = self.config.weight_decay;
+        ApplyUpdate { lr, weight_decay, scale }.apply(weight, direction)?;
+        let promise = RmsPromise::new(scale, self.band, view.rows, view.cols);
+        let update = MatrixUpdate {
+            name: parameter.name.to_string(),
+            rms: scale * rms(direction),
+            upper: promise.upper,
+            full_rank_lower: promise.full_rank_lower,
+            low_rank: false,
+            too_large: false,
+        };
+        let verdict = promise.judge(update.rms);
+        self.report.updates.push(update.judged(verdict));
+        self.report.ns_calls += calls;
+        self.report.muon_updated += 1;
+        Ok(())
+    }
+
+    fn adamw(&mut self, index: usize, lr: f64, weight: &mut [f32], gradient: &[f32]) -> Result<()> {
+        let state = self.states[index].get_or_insert_with(|| State::AdamW {
+            first: vec![0.0; weight.len()],
+            second: vec![0.0; weight.len()],
+            step: 0,
+        });
+        let State::AdamW { first, second, step } = state else { return Ok(()) };
+        *step += 1;
+        let adamw = AdamW { lr, ..self.config.adamw };
+        adamw.step(weight, gradient, AdamWState { first, second, step: *step })?;
+        self.report.adamw_updated += 1;
+        Ok(())
+    }
+
+    fn count_traffic(&mut self) {
+        let now = traffic(&self.runtime);
+        let [broadcast, reduce, all_reduce] = [0, 1, 2].map(|op| now[op] - self.traffic[op]);
+        self.traffic = now;
+        self.report.broadcast_bytes = broadcast;
+        self.report.reduce_bytes = reduce;
+        self.report.all_reduce_bytes = all_reduce;
+        self.report.wait_seconds = self.runtime.take_waited().as_secs_f64();
+    }
+}
+
+/// Payload this rank has moved so far: broadcasts received, reduces and all-reduces sent.
+fn traffic(runtime: &Runtime) -> [u64; 3] {
+    let counters = runtime.recorder().counters();
+    [OpKind::Broadcast, OpKind::Reduce, OpKind::AllReduce]
+        .map(|op| counters.op(op).payload_bytes)
+}
+
+/// The averaged gradients of the parameters this rank holds, on the host.
+struct HeldGradients {
+    /// By parameter.
+    slices: Vec<Option<HostSlice>>,
+    device: Option<Device>,
+}
+
+impl HeldGradients {
+    fn take<M: Module>(
+        runtime: &Runtime,
+        model: &M,
+        gradients: GradientsParams,
+    ) -> Result<Self> {
+        let num_parameters = runtime.parameters().len();
+        let slices = (0..num_parameters).map(|_| None).collect();
+        let held = Self { slices, device: None };
+        let mut visitor =
+            TakeHeld { runtime, gradients, held, seen: vec![false; num_parameters] };
+        model.visit(&mut visitor);
+        all_seen(runtime, &visitor.seen)?;
+        Ok(visitor.held)
+    }
+
+    fn get(&self, parameter: usize) -> Option<&[f32]> {
+        self.slices[parameter].as_ref().map(HostSlice::as_slice)
+    }
+
+    /// Where the parameters live.
+    fn device(&self) -> &Device {
+        self.device.as_ref().unwrap_or_else(|| unreachable!("a gradient was taken from a device"))
+    }
+
+    fn examine(&self, runtime: &Runtime) -> Findings {
+        let mut findings = Findings { non_finite: None, sum_of_squares: 0.0 };
+        for index in 0..self.slices.len() {
+            let Some(gradient) = self.get(index) else { continue };
+            let mean_square = rms(gradient).powi(2);
+            if !mean_square.is_finite() {
+                findings.non_finite.get_or_insert(index);
+            }
+            if runtime.owns(index) || (!runtime.is_owned(index) && runtime.rank() == Rank(0)) {
+                findings.sum_of_squares += mean_square * gradient.len() as f64;
+            }
+        }
+        findings
+    }
+}
+
+struct TakeHeld<'a> {
+    runtime: &'a Runtime,
+    gradients: GradientsParams,
+    held: HeldGradients,
+    seen: Vec<bool>,
+}
+
+impl ModuleVisitor for TakeHeld<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(index) = self.runtime.find(param.id) else { return };
+        self.seen[index] = true;
+        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
+            self.held.device.get_or_insert_with(|| gradient.device());
+            self.held.slices[index] = Some(HostSlice::new(gradient));
+        }
+    }
+}

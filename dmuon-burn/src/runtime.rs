@@ -1,0 +1,403 @@
+//! One rank's runtime of one dedicated model: what hooks call, turned into exchange of packed buffers.
+
+use crate::error::{Error, Result};
+use crate::hook::{Averaged, Fetch, Run};
+use crate::ops::Place;
+use crate::parameter::Parameter;
+use crate::route::Route;
+use crate::transport::PackStorage;
+use burn::backend::autodiff::NodeId;
+use burn::module::ParamId;
+use dmuon_core::{
+    Buffer, Exchange, ExchangeOptions, HeldPack, Holder, Holding, Mesh, PackView, Pass, Rank,
+    Recorder, Unit, World,
+};
+use dmuon_partition::Mode;
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// Shared by a dedicated model's parameters, its tapes, and its optimizer.
+pub(crate) struct Runtime {
+    mesh: Mesh,
+    mode: Mode,
+    units: Arc<[Unit]>,
+    parameters: Vec<Parameter>,
+    by_id: HashMap<ParamId, usize>,
+    /// `by_slot[unit][pack][slot]`: index of the parameter.
+    by_slot: Vec<Vec<Vec<usize>>>,
+    state: Mutex<State>,
+}
+
+struct State {
+    exchange: Exchange<PackStorage>,
+    /// Counts publishes.
+    version: u64,
+    /// `runs[unit]`: runs with gradients to come, as long as their tapes live.
+    runs: Vec<Vec<Weak<Run>>>,
+    /// Runs that took part in the backward under way.
+    backward: Vec<Arc<Run>>,
+    /// Where each parameter's gradient belongs on the tape.
+    leaves: Vec<Option<NodeId>>,
+    /// Whether any rank produced a gradient since the last publish.
+    present: Vec<bool>,
+    /// Packs the user was told about.
+    warned: BTreeSet<(usize, usize)>,
+    /// Each parameter's own save and load mappings, which ours stand in for.
+    mappers: Vec<Option<Box<dyn Any + Send>>>,
+}
+
+impl Runtime {
+    pub(crate) fn new(
+        mesh: &Mesh,
+        units: Vec<Unit>,
+        parameters: Vec<Parameter>,
+        options: ExchangeOptions,
+    ) -> Self {
+        let slots = |unit: &Unit| {
+            unit.packs.iter().map(|pack| vec![usize::MAX; pack.layout.slots().len()]).collect()
+        };
+        let mut by_slot: Vec<Vec<Vec<usize>>> = units.iter().map(slots).collect();
+        for (index, Parameter { address, .. }) in parameters.iter().enumerate() {
+            by_slot[address.unit][address.pack][address.slot] = index;
+        }
+        let by_id = parameters.iter().enumerate().map(|(index, p)| (p.id, index)).collect();
+        let exchange = Exchange::new(mesh, units, options);
+        let num_parameters = parameters.len();
+        Self {
+            mesh: mesh.clone(),
+            mode: options.mode,
+            units: exchange.units().clone(),
+            by_id,
+            by_slot,
+            state: Mutex::new(State {
+                version: 0,
+                runs: vec![Vec::new(); exchange.units().len()],
+                exchange,
+                backward: Vec::new(),
+                leaves: vec![None; num_parameters],
+                present: vec![false; num_parameters],
+                warned: BTreeSet::new(),
+                mappers: (0..num_parameters).map(|_| None).collect(),
+            }),
+            parameters,
+        }
+    }
+
+    pub(crate) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        self.mesh.world()
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.world().rank()
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        self.world().recorder()
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    pub(crate) fn unit_name(&self, unit: usize) -> &Arc<str> {
+        &self.units[unit].name
+    }
+
+    pub(crate) fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    pub(crate) fn parameter(&self, index: usize) -> &Parameter {
+        &self.parameters[index]
+    }
+
+    /// Index of the parameter with this id in this rank's model.
+    pub(crate) fn find(&self, id: ParamId) -> Option<usize> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Indices of the parameters in a pack, in slot order.
+    pub(crate) fn in_pack(&self, unit: usize, pack: usize) -> &[usize] {
+        &self.by_slot[unit][pack]
+    }
+
+    /// Whether the parameter has one owner.
+    pub(crate) fn is_owned(&self, parameter: usize) -> bool {
+        self.parameters[parameter].holder != Holder::Everyone
+    }
+
+    /// Whether this rank is its owner.
+    pub(crate) fn owns(&self, parameter: usize) -> bool {
+        self.owns_pack(self.parameters[parameter].holder)
+    }
+
+    fn owns_pack(&self, holder: Holder) -> bool {
+        holder == Holder::Owner(self.mesh.coordinate().shard)
+    }
+
+    /// Whether this rank gives the parameter its initial value.
+    pub(crate) fn initializes(&self, parameter: usize) -> bool {
+        self.owns(parameter) || (!self.is_owned(parameter) && self.rank() == Rank(0))
+    }
+
+    /// The packs whose values this rank holds, in plan order: what it owns and what everyone holds.
+    pub(crate) fn held_packs(&self) -> impl Iterator<Item = (usize, usize)> {
+        let packs = |(unit, Unit { packs, .. }): (usize, &Unit)| {
+            let holds = |holder| holder == Holder::Everyone || self.owns_pack(holder);
+            let held = packs.iter().enumerate().filter(|(_, pack)| holds(pack.holder));
+            held.map(|(pack, _)| (unit, pack)).collect::<Vec<_>>()
+        };
+        self.units.iter().enumerate().flat_map(packs)
+    }
+
+    /// Whether backward fetches the weight again rather than the tape keeping it.
+    pub(crate) fn refetches(&self, parameter: usize) -> bool {
+        self.mode == Mode::Z3 && self.is_owned(parameter)
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    // ---- forward
+
+    pub(crate) fn enter(&self, unit: usize, pass: Pass) -> Result<()> {
+        Ok(self.lock().exchange.enter(unit, pass)?)
+    }
+
+    pub(crate) fn leave(&self, unit: usize, pass: Pass) -> Result<()> {
+        let mut state = self.lock();
+        state.exchange.leave(unit, pass)?;
+        self.warn_of_held(&mut state);
+        Ok(())
+    }
+
+    pub(crate) fn weight(&self, fetch: &Fetch) -> Result<Place> {
+        let Parameter { address, .. } = &self.parameters[fetch.parameter];
+        let mut state = self.lock();
+        let inside = fetch.hook.run.is_hooked();
+        let storage =
+            state.exchange.weights(address.unit, address.pack, inside, fetch.pass)?;
+        self.warn_of_held(&mut state);
+        Ok(self.place(fetch.parameter, storage))
+    }
+
+    /// Takes part in an evaluation's read of the parameter, on a rank that needs no values.
+    pub(crate) fn read(&self, parameter: usize) -> Result<()> {
+        if self.is_owned(parameter) {
+            let address = self.parameters[parameter].address;
+            let pass = Pass::Evaluation;
+            self.lock().exchange.weights(address.unit, address.pack, false, pass)?;
+        }
+        Ok(())
+    }
+
+    /// The parameter's place in `storage`.
+    pub(crate) fn place(&self, parameter: usize, storage: PackStorage) -> Place {
+        let address = self.parameters[parameter].address;
+        let layout = &self.units[address.unit].packs[address.pack].layout;
+        Place { storage, slot: layout.slots()[address.slot].clone() }
+    }
+
+    /// The storage of a pack this rank holds.
+    pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<PackStorage> {
+        self.lock().exchange.published(unit, pack).cloned()
+    }
+
+    pub(crate) fn stale_weight(&self, parameter: usize) -> Error {
+        self.fail(Error::StaleWeight { rank: self.rank(), parameter: self.name(parameter) })
+    }
+
+    /// Tells the other ranks, which may be waiting for this one, before this one unwinds.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        self.world().fail(error.clone().into());
+        error
+    }
+
+    pub(crate) fn name(&self, parameter: usize) -> String {
+        self.parameters[parameter].name.to_string()
+    }
+
+    fn warn_of_held(&self, state: &mut State) {
+        for HeldPack { unit, pack } in state.exchange.take_held() {
+            if state.warned.insert((unit, pack)) {
+                let names: Vec<_> =
+                    self.in_pack(unit, pack).iter().map(|&index| self.name(index)).collect();
+                tracing::warn!(
+                    boundary = %self.unit_name(unit),
+                    parameters = %names.join(", "),
+                    "a view of the weights outlives forward, so z3 can't free them: use \
+                     `device.gradient_checkpointing()`, or consume `val()` directly"
+                );
+            }
+        }
+    }
+
+    // ---- backward
+
+    pub(crate) fn expect_gradients(&self, run: &Arc<Run>) {
+        let runs = &mut self.lock().runs[run.unit()];
+        runs.retain(|run| run.strong_count() > 0);
+        runs.push(Arc::downgrade(run));
+    }
+
+    pub(crate) fn enter_backward(&self, run: &Arc<Run>) -> Result<()> {
+        let mut state = self.lock();
+        state.join(run);
+        Ok(state.exchange.enter_backward(run.unit())?)
+    }
+
+    pub(crate) fn weight_in_backward(&self, fetch: &Fetch) -> Result<Place> {
+        let Parameter { address, .. } = &self.parameters[fetch.parameter];
+        let mut state = self.lock();
+        if state.version != fetch.version {
+            drop(state);
+            let parameter = self.name(fetch.parameter);
+            return Err(self.fail(Error::OldTape { rank: self.rank(), parameter }));
+        }
+        state.join(&fetch.hook.run);
+        let storage = state.exchange.weights_in_backward(address.unit, address.pack)?;
+        Ok(self.place(fetch.parameter, storage))
+    }
+
+    pub(crate) fn add_gradient(
+        &self,
+        parameter: usize,
+        leaf: NodeId,
+        write: impl FnOnce(&mut [f32], bool),
+    ) -> Result<()> {
+        let Parameter { address, route, .. } = &self.parameters[parameter];
+        if *route == Route::Frozen {
+            return Err(self.fail(Error::Unfrozen { parameter: self.name(parameter) }));
+        }
+        let mut state = self.lock();
+        state.leaves[parameter] = Some(leaf);
+        state.exchange.add_gradient(*address, write);
+        Ok(())
+    }
+
+    /// `left`: nothing of this run is left to do in backward.
+    pub(crate) fn leave_backward(&self, run: &Arc<Run>, left: bool) -> Result<()> {
+        let mut state = self.lock();
+        state.join(run);
+        let State { exchange, runs, .. } = &mut *state;
+        let pending = |unit: usize| {
+            runs[unit].iter().filter_map(Weak::upgrade).any(|run| run.is_pending())
+        };
+        Ok(exchange.leave_backward(run.unit(), left, pending)?)
+    }
+
+    pub(crate) fn finish_backward(&self, run: &Arc<Run>) -> Result<Vec<Averaged>> {
+        let mut state = self.lock();
+        state.join(run);
+        self.recorder().mark(dmuon_core::EventKind::Root, self.unit_name(run.unit()));
+        let reduced = state.exchange.finish_backward()?;
+        state.backward.drain(..).for_each(|run| run.settle());
+        let mut averaged = Vec::new();
+        for pack in reduced {
+            let lease = self.world().ledger().hold(Holding::Gradients, pack.buffer.freeze());
+            let storage = PackStorage::new(lease);
+            for (&parameter, &num_ranks) in
+                self.in_pack(pack.unit, pack.pack).iter().zip(&pack.num_ranks)
+            {
+                let (true, Some(leaf)) = (num_ranks > 0, state.leaves[parameter]) else { continue };
+                state.present[parameter] = true;
+                averaged.push(Averaged { leaf, place: self.place(parameter, storage.clone()) });
+            }
+        }
+        Ok(averaged)
+    }
+
+    // ---- step
+
+    pub(crate) fn spare(&self, unit: usize, pack: usize) -> Buffer {
+        self.lock().exchange.spare(unit, pack)
+    }
+
+    /// Replaces the weights of the packs this rank owns; every rank must call it.
+    pub(crate) fn publish(&self, packs: Vec<(usize, usize, Buffer)>) -> Result<Vec<PackStorage>> {
+        let mut state = self.lock();
+        state.version += 1;
+        state.backward.clear();
+        state.present.fill(false);
+        Ok(state.exchange.publish(packs)?)
+    }
+
+    /// Drops this rank's copies of other ranks' weights.
+    pub(crate) fn release(&self) -> Result<()> {
+        self.lock().exchange.publish(Vec::new())?;
+        Ok(())
+    }
+
+    pub(crate) fn bind_leaf(&self, parameter: usize, leaf: Option<NodeId>) {
+        self.lock().leaves[parameter] = leaf;
+    }
+
+    /// Trainable parameters this rank holds that no rank produced a gradient for since the last
+    /// publish.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let state = self.lock();
+        let holds = |index: &usize| !self.is_owned(*index) || self.owns(*index);
+        (0..self.parameters.len())
+            .filter(holds)
+            .filter(|&index| self.parameters[index].route != Route::Frozen)
+            .filter(|&index| !state.present[index])
+            .collect()
+    }
+
+    pub(crate) fn take_waited(&self) -> Duration {
+        self.lock().exchange.take_waited()
+    }
+
+    pub(crate) fn take_reads(&self) -> Vec<bool> {
+        self.lock().exchange.take_reads()
+    }
+
+    pub(crate) fn plan_reads(&self, reads: Vec<bool>) {
+        self.lock().exchange.plan_reads(reads);
+    }
+
+    // ---- set-up and export
+
+    pub(crate) fn keep_mapper(&self, parameter: usize, mapper: Box<dyn Any + Send>) {
+        self.lock().mappers[parameter] = Some(mapper);
+    }
+
+    pub(crate) fn mapper<T: Clone + 'static>(&self, parameter: usize) -> Option<T> {
+        self.lock().mappers[parameter].as_ref()?.downcast_ref::<T>().cloned()
+    }
+
+    /// State changes are made before or after, never around, a call that can unwind.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn join(&mut self, run: &Arc<Run>) {
+        if run.joins() {
+            self.backward.push(run.clone());
+        }
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runtime")
+            .field("rank", &self.rank())
+            .field("mode", &self.mode)
+            .field("parameters", &self.parameters.len())
+            .finish_non_exhaustive()
+    }
+}

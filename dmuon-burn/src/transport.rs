@@ -1,0 +1,121 @@
+//! Packed host buffers as tensors and back: the only place that knows a backend's storage.
+
+use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::{Backend, Flex, TensorMetadata};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, Tensor};
+use burn_flex::{FlexTensor, Layout};
+use dmuon_core::{Lease, PackView, Slot};
+use std::fmt;
+use std::sync::Arc;
+
+/// A packed buffer as storage that tensors can share.
+#[derive(Clone)]
+pub(crate) struct PackStorage(Arc<Bytes>);
+
+impl PackStorage {
+    /// The whole buffer.
+    pub(crate) fn as_f32(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.0)
+    }
+
+    /// One parameter's elements.
+    pub(crate) fn slot(&self, slot: &Slot) -> &[f32] {
+        &self.as_f32()[slot.range()]
+    }
+}
+
+impl PackView for PackStorage {
+    fn new(lease: Lease) -> Self {
+        let bytes = bytes::Bytes::from_owner(lease);
+        Self(Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)))
+    }
+
+    fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+}
+
+impl fmt::Debug for PackStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackStorage({} bytes)", self.0.len())
+    }
+}
+
+/// How a backend's float tensors meet packed host buffers.
+pub(crate) trait Transport: Backend {
+    /// The slot's elements as a tensor of the slot's shape on `device`.
+    fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self>;
+
+    /// Whether `tensor` is the slot's very memory rather than equal numbers elsewhere.
+    fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
+
+    /// Writes (`first`) or adds the tensor's elements, in row-major order, to `out`.
+    fn gather(tensor: FloatTensor<Self>, out: &mut [f32], first: bool);
+}
+
+impl Transport for Flex {
+    fn view(_device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
+        let shape = Shape::from(slot.shape.clone());
+        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
+        let layout = Layout::new(shape, strides, slot.offset);
+        FlexTensor::from_arc(storage.0.clone(), layout, DType::F32)
+    }
+
+    fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
+        Arc::ptr_eq(&tensor.data_arc(), &storage.0)
+            && tensor.layout().start_offset() == slot.offset
+            && tensor.shape().num_elements() == slot.num_elems
+    }
+
+    fn gather(tensor: FloatTensor<Self>, out: &mut [f32], first: bool) {
+        let tensor = tensor.to_contiguous();
+        let Some(elems) = tensor.as_slice::<f32>() else {
+            unreachable!("a contiguous f32 tensor is one slice");
+        };
+        write_or_add(elems, out, first);
+    }
+}
+
+fn write_or_add(elems: &[f32], out: &mut [f32], first: bool) {
+    if first {
+        out.copy_from_slice(elems);
+    } else {
+        out.iter_mut().zip(elems).for_each(|(out, elem)| *out += elem);
+    }
+}
+
+/// Writes a tensor's elements, in row-major order, to `out`.
+pub(crate) fn write_tensor<const D: usize>(tensor: Tensor<D>, out: &mut [f32]) {
+    HostSlice::new(tensor).copy_to(out);
+}
+
+/// A tensor's elements on the host, in row-major order; shared with the tensor where it is there.
+#[derive(Debug)]
+pub(crate) enum HostSlice {
+    Shared(FlexTensor),
+    Copied(Vec<f32>),
+}
+
+impl HostSlice {
+    pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
+        let tensor = tensor.without_autodiff();
+        match tensor.clone().try_into_primitive::<Flex>() {
+            Ok(primitive) => Self::Shared(primitive.to_contiguous()),
+            Err(_) => Self::Copied(tensor.into_data().iter::<f32>().collect()),
+        }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        match self {
+            Self::Copied(elems) => elems,
+            Self::Shared(tensor) => match tensor.as_slice::<f32>() {
+                Some(elems) => elems,
+                None => unreachable!("a contiguous f32 tensor is one slice"),
+            },
+        }
+    }
+
+    fn copy_to(&self, out: &mut [f32]) {
+        out.copy_from_slice(self.as_slice());
+    }
+}

@@ -1,0 +1,179 @@
+//! Moves values between a model's parameters and packed buffers: taking them out, putting them back.
+
+use crate::binding;
+use crate::context::{leaf_at, leaf_of, unloaded};
+use crate::error::{Error, Result, unwind};
+use crate::frame::Attached;
+use crate::runtime::Runtime;
+use crate::transport::{PackStorage, write_tensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
+use burn::tensor::{DType, Tensor};
+use dmuon_core::Buffer;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Unpublished buffers for every pack this rank holds, by unit and pack.
+pub(crate) struct Buffers(BTreeMap<(usize, usize), Buffer>);
+
+impl Buffers {
+    pub(crate) fn spare(runtime: &Runtime) -> Self {
+        let spare = |(unit, pack)| ((unit, pack), runtime.spare(unit, pack));
+        Self(runtime.held_packs().map(spare).collect())
+    }
+
+    /// The parameter's elements; `None` where this rank does not hold it.
+    pub(crate) fn slot(&mut self, runtime: &Runtime, parameter: usize) -> Option<&mut [f32]> {
+        let address = runtime.parameter(parameter).address;
+        let buffer = self.0.get_mut(&(address.unit, address.pack))?;
+        let slot = &runtime.units()[address.unit].packs[address.pack].layout.slots()[address.slot];
+        Some(&mut buffer.as_f32_mut()[slot.range()])
+    }
+
+    pub(crate) fn get_mut(&mut self, unit: usize, pack: usize) -> Option<&mut Buffer> {
+        self.0.get_mut(&(unit, pack))
+    }
+
+    fn into_vec(self) -> Vec<(usize, usize, Buffer)> {
+        self.0.into_iter().map(|((unit, pack), buffer)| (unit, pack, buffer)).collect()
+    }
+}
+
+/// Publishes the buffers and makes the model's parameters views of them.
+///
+/// # Collective
+/// Every rank, before the next forward.
+///
+/// # Errors
+/// A group has failed, or the model lacks a parameter this rank holds.
+pub(crate) fn publish<M: Module>(
+    runtime: &Arc<Runtime>,
+    buffers: Buffers,
+    model: M,
+) -> Result<M> {
+    let packs = buffers.into_vec();
+    let places: Vec<(usize, usize)> = packs.iter().map(|(unit, pack, _)| (*unit, *pack)).collect();
+    let storages = runtime.publish(packs)?;
+    let mut rebase = Rebase {
+        runtime,
+        storages: places.into_iter().zip(storages).collect(),
+        seen: vec![false; runtime.parameters().len()],
+    };
+    let model = model.map(&mut rebase);
+    let seen = rebase.seen;
+    all_seen(runtime, &seen)?;
+    Ok(model)
+}
+
+/// Checks that a traversal met every parameter.
+pub(crate) fn all_seen(runtime: &Runtime, seen: &[bool]) -> Result<()> {
+    match seen.iter().position(|seen| !seen) {
+        None => Ok(()),
+        Some(parameter) => Err(Error::WrongModel { parameter: runtime.name(parameter) }),
+    }
+}
+
+/// Turns parameters into views of published storage.
+struct Rebase<'a> {
+    runtime: &'a Runtime,
+    storages: BTreeMap<(usize, usize), PackStorage>,
+    seen: Vec<bool>,
+}
+
+impl ModuleMapper for Rebase<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(index) = self.runtime.find(param.id) else { return param };
+        self.seen[index] = true;
+        let address = self.runtime.parameter(index).address;
+        let Some(storage) = self.storages.get(&(address.unit, address.pack)) else {
+            return param;
+        };
+        let (id, base, mapper) = param.consume();
+        let leaf = leaf_at(base, self.runtime.place(index, storage.clone()));
+        self.runtime.bind_leaf(index, leaf_of(&leaf));
+        Param::from_mapped_value(id, leaf, mapper)
+    }
+}
+
+/// Copies the values of the parameters this rank holds out of a model that something else stepped.
+///
+/// # Errors
+/// The model lacks a parameter.
+pub(crate) fn collect<M: Module>(runtime: &Runtime, model: &M) -> Result<Buffers> {
+    let mut collect = Collect {
+        runtime,
+        buffers: Buffers::spare(runtime),
+        seen: vec![false; runtime.parameters().len()],
+    };
+    model.visit(&mut collect);
+    all_seen(runtime, &collect.seen)?;
+    Ok(collect.buffers)
+}
+
+struct Collect<'a> {
+    runtime: &'a Runtime,
+    buffers: Buffers,
+    seen: Vec<bool>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(index) = self.runtime.find(param.id) else { return };
+        self.seen[index] = true;
+        if let Some(slot) = self.buffers.slot(self.runtime, index) {
+            write_tensor(param.base(), slot);
+        }
+    }
+}
+
+/// The first pass over a model: takes the values this rank holds, leaves placeholders, attaches
+/// dmuon, and guards saving and loading.
+pub(crate) struct Take<'a> {
+    pub(crate) runtime: &'a Arc<Runtime>,
+    pub(crate) buffers: Buffers,
+    pub(crate) not_f32: Vec<String>,
+}
+
+impl Reparameterizer for &mut Take<'_> {
+    type Reparam = Attached;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Attached>) {
+        let runtime = self.runtime;
+        let Some(index) = runtime.find(param.id) else { return (param, None) };
+        binding::meet(runtime.parameter(index).address.unit);
+        let stand_in = unloaded(&param);
+        if runtime.initializes(index)
+            && let Some(slot) = self.buffers.slot(runtime, index)
+        {
+            let value = param.base();
+            match value.dtype() {
+                DType::F32 => write_tensor(value, slot),
+                other => self.not_f32.push(format!("{} {other:?}", runtime.name(index))),
+            }
+        }
+        let param = match runtime.is_owned(index) {
+            true => guarded(runtime, index, stand_in),
+            false => stand_in,
+        };
+        (param, Some(Attached::new(runtime.clone(), index)))
+    }
+}
+
+/// Refuses to save or load the parameter; its own mappings are kept for the full model.
+fn guarded<const D: usize>(
+    runtime: &Arc<Runtime>,
+    index: usize,
+    param: Param<Tensor<D>>,
+) -> Param<Tensor<D>> {
+    let (id, base, mapper) = param.consume();
+    runtime.keep_mapper(index, Box::new(mapper.clone()));
+    let (rank, parameter) = (runtime.rank(), runtime.name(index));
+    let save = Error::SaveRefused { rank, parameter: parameter.clone() };
+    let load = Error::LoadRefused { rank, parameter };
+    Param::from_mapped_value(id, base, mapper)
+        .save_mapper(move |_| unwind(save.clone()))
+        .load_mapper(move |_| unwind(load.clone()))
+}
