@@ -37,10 +37,7 @@ fn memory(criterion: &mut Criterion) {
 fn collectives(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("collectives");
     group.sample_size(20);
-    for (name, op) in [
-        ("share", Op::Broadcast { root: 0 }),
-        ("reduce", Op::Reduce { root: 0 }),
-    ] {
+    for (name, op) in [("share", Op::Broadcast { root: 0 }), ("reduce", Op::Reduce { root: 0 })] {
         group.bench_function(format!("{name}/64MiB/4-ranks"), |bencher| {
             bencher.iter_custom(|num_iters| {
                 timed(op, num_iters).unwrap_or_else(|error| panic!("{error}"))
@@ -54,10 +51,8 @@ fn collectives(criterion: &mut Criterion) {
 fn timed(op: Op, num_iters: u64) -> Result<Duration> {
     let total = Mutex::new(Duration::ZERO);
     launch_with(NUM_RANKS, &EngineOptions::default(), |world: World| {
-        let (group, input) = (
-            world.group(),
-            Buffer::from_elements(&vec![1f32; NUM_ELEMS]).freeze(),
-        );
+        let (group, input) =
+            (world.group(), Buffer::from_elements(&vec![1f32; NUM_ELEMS]).freeze());
         // The first output faults its pages in; later ones come from the pool.
         once(&*group, op, &input)?;
         let mut spent = Duration::ZERO;
@@ -68,22 +63,16 @@ fn timed(op: Op, num_iters: u64) -> Result<Duration> {
             spent += start.elapsed();
         }
         if group.rank() == 0 {
-            *total
-                .lock()
-                .map_err(|_| Error::message("a rank panicked"))? = spent;
+            *total.lock().map_err(|_| Error::message("a rank panicked"))? = spent;
         }
         Ok::<_, Error>(())
     })?;
-    total
-        .into_inner()
-        .map_err(|_| Error::message("a rank panicked"))
+    total.into_inner().map_err(|_| Error::message("a rank panicked"))
 }
 
 fn once(group: &dyn Group, op: Op, input: &SharedBuffer) -> Result<()> {
     let call = Call::new(op, "bench", Element::F32, NUM_ELEMS);
-    let own = call
-        .input_bytes(group.rank(), group.size())
-        .map(|_| input.clone());
+    let own = call.input_bytes(group.rank(), group.size()).map(|_| input.clone());
     black_box(group.start(call, own)?.wait(PATIENCE)?);
     Ok(())
 }

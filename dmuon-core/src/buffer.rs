@@ -62,13 +62,7 @@ impl Buffer {
 
     pub(crate) fn from_lines(lines: Vec<Line>, len_bytes: usize, home: Home) -> Self {
         debug_assert!(lines.len() * ALIGNMENT >= len_bytes);
-        Self {
-            storage: Storage {
-                lines,
-                len_bytes,
-                home,
-            },
-        }
+        Self { storage: Storage { lines, len_bytes, home } }
     }
 
     /// Length in bytes, exactly as asked for.
@@ -114,9 +108,7 @@ impl Buffer {
 
     /// Gives up writing in exchange for sharing.
     pub fn freeze(self) -> SharedBuffer {
-        SharedBuffer {
-            storage: Arc::new(self.storage),
-        }
+        SharedBuffer { storage: Arc::new(self.storage) }
     }
 }
 
@@ -209,12 +201,7 @@ impl fmt::Debug for Buffer {
 
 impl fmt::Debug for SharedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "SharedBuffer({} bytes, {} handles)",
-            self.len_bytes(),
-            self.num_handles()
-        )
+        write!(f, "SharedBuffer({} bytes, {} handles)", self.len_bytes(), self.num_handles())
     }
 }
 

@@ -154,10 +154,7 @@ impl Error {
         if self.names_rank() {
             return self;
         }
-        Self::RankFailed {
-            rank,
-            cause: Arc::new(self),
-        }
+        Self::RankFailed { rank, cause: Arc::new(self) }
     }
 
     /// Whether the message says by itself which rank is to blame.
@@ -194,12 +191,7 @@ pub struct CallSite {
 
 impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            op,
-            label,
-            group,
-            sequence,
-        } = self;
+        let Self { op, label, group, sequence } = self;
         write!(f, "{op} of \"{label}\" on {group} #{sequence}")
     }
 }
@@ -226,11 +218,7 @@ impl fmt::Display for Missing<'_> {
         if self.0.is_empty() {
             return f.write_str("every rank arrived, the operation itself did not finish");
         }
-        write!(
-            f,
-            "not arrived: {:?}",
-            self.0.iter().map(|rank| rank.0).collect::<Vec<_>>()
-        )
+        write!(f, "not arrived: {:?}", self.0.iter().map(|rank| rank.0).collect::<Vec<_>>())
     }
 }
 

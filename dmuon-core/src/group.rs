@@ -158,13 +158,7 @@ pub struct Call {
 impl Call {
     /// A call whose elements are all payload.
     pub fn new(op: Op, label: impl Into<Arc<str>>, element: Element, num_elems: usize) -> Self {
-        Self {
-            op,
-            label: label.into(),
-            element,
-            num_elems,
-            payload_elems: num_elems,
-        }
+        Self { op, label: label.into(), element, num_elems, payload_elems: num_elems }
     }
 
     /// A barrier.
@@ -229,32 +223,15 @@ impl Call {
         at: impl Fn() -> CallSite,
     ) -> Result<()> {
         if let Some(root) = self.op.root().filter(|root| *root >= size) {
-            return Err(Error::Root {
-                rank: caller,
-                at: at(),
-                root,
-                size,
-            });
+            return Err(Error::Root { rank: caller, at: at(), root, size });
         }
         if self.op.sums() && self.element == Element::U8 {
             let element = self.element.name();
-            return Err(Error::NotSummable {
-                rank: caller,
-                at: at(),
-                element,
-            });
+            return Err(Error::NotSummable { rank: caller, at: at(), element });
         }
-        let (expected, actual) = (
-            self.input_bytes(rank, size),
-            input.map(SharedBuffer::len_bytes),
-        );
+        let (expected, actual) = (self.input_bytes(rank, size), input.map(SharedBuffer::len_bytes));
         if expected != actual {
-            return Err(Error::Input {
-                rank: caller,
-                at: at(),
-                expected,
-                actual,
-            });
+            return Err(Error::Input { rank: caller, at: at(), expected, actual });
         }
         Ok(())
     }
@@ -266,18 +243,8 @@ impl Call {
 
     /// The call with everything that must agree.
     pub(crate) fn detailed(&self) -> String {
-        let root = self
-            .op
-            .root()
-            .map(|root| format!("root {root}, "))
-            .unwrap_or_default();
-        let Self {
-            label,
-            element,
-            num_elems,
-            payload_elems,
-            ..
-        } = self;
+        let root = self.op.root().map(|root| format!("root {root}, ")).unwrap_or_default();
+        let Self { label, element, num_elems, payload_elems, .. } = self;
         format!(
             "{}(\"{label}\", {root}{num_elems} {}, {payload_elems} payload)",
             self.op.kind(),
@@ -309,10 +276,7 @@ impl Op {
     }
 
     fn sums(self) -> bool {
-        matches!(
-            self,
-            Self::Reduce { .. } | Self::AllReduce | Self::ReduceScatter
-        )
+        matches!(self, Self::Reduce { .. } | Self::AllReduce | Self::ReduceScatter)
     }
 }
 
@@ -371,9 +335,7 @@ mod tests {
         let size = 4;
         let total = |op| {
             let call = Call::new(op, "x", Element::F32, 5);
-            (0..size)
-                .map(|rank| call.traffic_parts(rank, size))
-                .sum::<u64>()
+            (0..size).map(|rank| call.traffic_parts(rank, size)).sum::<u64>()
         };
         assert_eq!(total(Op::Broadcast { root: 2 }), 3);
         assert_eq!(total(Op::Reduce { root: 1 }), 3);

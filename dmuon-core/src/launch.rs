@@ -101,9 +101,8 @@ where
     F: Fn(World) -> Result<T, E> + Sync,
 {
     thread::scope(|scope| {
-        let ranks: Vec<_> = (0..num_ranks)
-            .map(|rank| spawn(scope, engine, Rank(rank), rank_main))
-            .collect();
+        let ranks: Vec<_> =
+            (0..num_ranks).map(|rank| spawn(scope, engine, Rank(rank), rank_main)).collect();
         ranks.into_iter().map(join).collect()
     })
 }
@@ -123,10 +122,7 @@ where
         .name(format!("rank-{rank}"))
         .spawn_scoped(scope, move || run_rank(engine, rank, rank_main))
         .map_err(|source| {
-            let error = Error::Thread {
-                rank,
-                source: Arc::new(source),
-            };
+            let error = Error::Thread { rank, source: Arc::new(source) };
             engine.fail(rank, error.clone());
             error
         })
@@ -166,9 +162,7 @@ where
 
 fn seen_from_afar<E: Display + 'static>(error: &E, rank: Rank) -> Error {
     let typed = (error as &dyn Any).downcast_ref::<Error>().cloned();
-    typed
-        .unwrap_or_else(|| Error::message(error.to_string()))
-        .seen_from_afar(rank)
+    typed.unwrap_or_else(|| Error::message(error.to_string())).seen_from_afar(rank)
 }
 
 fn unwound(panic: Box<dyn Any + Send>, rank: Rank) -> Error {
@@ -181,8 +175,5 @@ fn unwound(panic: Box<dyn Any + Send>, rank: Rank) -> Error {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("a panic without a message");
-    Error::RankPanicked {
-        rank,
-        message: message.into(),
-    }
+    Error::RankPanicked { rank, message: message.into() }
 }

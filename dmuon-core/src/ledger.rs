@@ -62,11 +62,7 @@ impl Ledger {
     /// Counts `buffer` as reachable for `holding` until the lease is dropped.
     pub fn hold(&self, holding: Holding, buffer: SharedBuffer) -> Lease {
         self.lock().enter(holding, &buffer);
-        Lease {
-            ledger: self.clone(),
-            holding,
-            buffer,
-        }
+        Lease { ledger: self.clone(), holding, buffer }
     }
 
     /// Bytes held for `holding` now.
@@ -111,10 +107,7 @@ impl Books {
         let leases = self.leases.entry((holding, buffer.address())).or_default();
         *leases += 1;
         if *leases == 1 {
-            self.accounts
-                .entry(holding)
-                .or_default()
-                .add(buffer.len_bytes());
+            self.accounts.entry(holding).or_default().add(buffer.len_bytes());
             self.total.add(buffer.len_bytes());
         }
     }

@@ -64,17 +64,10 @@ impl Mesh {
         };
         let mut groups = Vec::new();
         for axis in [Axis::Replicate, Axis::Shard] {
-            groups.push([
-                split(axis, Stream::Weights)?,
-                split(axis, Stream::Gradients)?,
-            ]);
+            groups.push([split(axis, Stream::Weights)?, split(axis, Stream::Gradients)?]);
         }
         let [replicate, shard] = [groups.remove(0), groups.remove(0)];
-        Ok(Self {
-            world: world.clone(),
-            shape,
-            groups: [replicate, shard],
-        })
+        Ok(Self { world: world.clone(), shape, groups: [replicate, shard] })
     }
 
     /// The world behind the mesh; its group is for control and set-up.

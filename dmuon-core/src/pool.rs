@@ -147,9 +147,7 @@ impl State {
         self.in_use_bytes -= bytes;
         self.retained_bytes += bytes;
         self.free.push_back(lines);
-        let cap = self
-            .retained_cap
-            .unwrap_or(self.high_water_bytes.max(DEFAULT_RETAINED_BYTES));
+        let cap = self.retained_cap.unwrap_or(self.high_water_bytes.max(DEFAULT_RETAINED_BYTES));
         let mut freed = Vec::new();
         while self.retained_bytes > cap {
             let Some(oldest) = self.free.pop_front() else {

@@ -121,14 +121,7 @@ struct Dump<'a> {
 impl Recorder {
     /// A recorder that keeps the latest `capacity` events, timed from `world_start`.
     pub fn new(rank: Rank, world_start: Instant, capacity: usize) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                rank,
-                world_start,
-                capacity,
-                tape: Mutex::default(),
-            }),
-        }
+        Self { inner: Arc::new(Inner { rank, world_start, capacity, tape: Mutex::default() }) }
     }
 
     /// Records something that is no collective.
@@ -220,10 +213,7 @@ impl Recorder {
 
     /// The tape is consistent at every step, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, Tape> {
-        self.inner
-            .tape
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.inner.tape.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,9 +242,7 @@ impl Trace {
 
     fn record(&self, kind: EventKind) {
         let event = self.event(kind);
-        self.recorder
-            .lock()
-            .push(event, self.recorder.inner.capacity);
+        self.recorder.lock().push(event, self.recorder.inner.capacity);
     }
 
     fn event(&self, kind: EventKind) -> Event {
@@ -292,29 +280,17 @@ impl Counters {
     /// Totals of `op` over all groups.
     pub fn op(&self, op: OpKind) -> OpCount {
         let mut total = OpCount::default();
-        self.groups
-            .values()
-            .filter_map(|ops| ops.get(&op))
-            .for_each(|count| total.add(*count));
+        self.groups.values().filter_map(|ops| ops.get(&op)).for_each(|count| total.add(*count));
         total
     }
 
     /// What `op` moved in `group`.
     pub fn of_group(&self, group: &str, op: OpKind) -> OpCount {
-        self.groups
-            .get(group)
-            .and_then(|ops| ops.get(&op))
-            .copied()
-            .unwrap_or_default()
+        self.groups.get(group).and_then(|ops| ops.get(&op)).copied().unwrap_or_default()
     }
 
     fn add(&mut self, group: &Arc<str>, op: OpKind, count: OpCount) {
-        self.groups
-            .entry(group.clone())
-            .or_default()
-            .entry(op)
-            .or_default()
-            .add(count);
+        self.groups.entry(group.clone()).or_default().entry(op).or_default().add(count);
     }
 }
 
@@ -333,23 +309,12 @@ mod tests {
         let call = Call::new(Op::Broadcast { root: 0 }, "layers.0", Element::F32, 16);
         for sequence in 0..10 {
             let call = call.clone().with_payload(10);
-            recorder
-                .issue(&call, &"shard/weights".into(), sequence, (1, 4))
-                .completed();
+            recorder.issue(&call, &"shard/weights".into(), sequence, (1, 4)).completed();
         }
         assert_eq!(recorder.events().len(), 3);
-        let expected = OpCount {
-            num_calls: 10,
-            payload_bytes: 400,
-            overhead_bytes: 240,
-        };
+        let expected = OpCount { num_calls: 10, payload_bytes: 400, overhead_bytes: 240 };
         assert_eq!(recorder.counters().op(OpKind::Broadcast), expected);
-        assert_eq!(
-            recorder
-                .counters()
-                .of_group("shard/weights", OpKind::Broadcast),
-            expected
-        );
+        assert_eq!(recorder.counters().of_group("shard/weights", OpKind::Broadcast), expected);
         recorder.reset_counters();
         assert_eq!(recorder.counters(), Counters::default());
     }
@@ -359,9 +324,7 @@ mod tests {
         let recorder = Recorder::new(Rank(2), Instant::now(), 8);
         recorder.mark(EventKind::ForwardEnter, &"layers.0".into());
         let directory = std::env::temp_dir().join(format!("dmuon-dump-{}", std::process::id()));
-        let path = recorder
-            .dump_to(&directory)
-            .expect("the temporary directory is writable");
+        let path = recorder.dump_to(&directory).expect("the temporary directory is writable");
         let dump: serde_json::Value =
             serde_json::from_str(&fs::read_to_string(path).expect("just written"))
                 .expect("valid JSON");

@@ -29,20 +29,14 @@ pub fn tree_split(num_inputs: usize) -> usize {
 /// There are no inputs, or an input and the output differ in length.
 pub fn tree_sum<T: Summand>(inputs: &[&[T]], output: &mut [T]) {
     assert!(!inputs.is_empty(), "a sum needs an input");
-    assert!(
-        inputs.iter().all(|input| input.len() == output.len()),
-        "lengths differ"
-    );
+    assert!(inputs.iter().all(|input| input.len() == output.len()), "lengths differ");
     if output.len() <= TASK_ELEMS {
         // Not worth a trip through the thread pool, which may be busy with a long product.
         return sum_task(inputs, 0, output);
     }
-    output
-        .par_chunks_mut(TASK_ELEMS)
-        .enumerate()
-        .for_each(|(task, output)| {
-            sum_task(inputs, task * TASK_ELEMS, output);
-        });
+    output.par_chunks_mut(TASK_ELEMS).enumerate().for_each(|(task, output)| {
+        sum_task(inputs, task * TASK_ELEMS, output);
+    });
 }
 
 /// Sums one task of all inputs, which starts at element `start`.
@@ -123,14 +117,7 @@ mod tests {
 
     #[test]
     fn block_and_task_edges_do_not_matter() {
-        for len in [
-            0,
-            1,
-            BLOCK_ELEMS - 1,
-            BLOCK_ELEMS + 1,
-            TASK_ELEMS,
-            TASK_ELEMS + 7,
-        ] {
+        for len in [0, 1, BLOCK_ELEMS - 1, BLOCK_ELEMS + 1, TASK_ELEMS, TASK_ELEMS + 7] {
             for num_inputs in [1, 2, 3, 4, 5, 8] {
                 let inputs: Vec<Vec<f32>> = (0..num_inputs)
                     .map(|input| (0..len).map(|i| ((i * 7 + input) as f32).sin()).collect())

@@ -26,13 +26,7 @@ impl World {
         recorder: Recorder,
         deadline: Duration,
     ) -> Self {
-        Self {
-            group,
-            pool,
-            ledger,
-            recorder,
-            deadline,
-        }
+        Self { group, pool, ledger, recorder, deadline }
     }
 
     /// A world of one on the calling thread: the same code with communication skipped.

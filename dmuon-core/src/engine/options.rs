@@ -130,18 +130,14 @@ impl Link {
 }
 
 fn parse_timeout(value: &str) -> Result<Duration> {
-    let seconds = value
-        .trim()
-        .parse::<f64>()
-        .ok()
-        .filter(|seconds| *seconds > 0.0);
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| Error::Environment {
+    let seconds = value.trim().parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| {
+        Error::Environment {
             variable: "DMUON_TIMEOUT",
             value: value.into(),
             expected: "a positive number of seconds",
-        })
+        }
+    })
 }
 
 #[cfg(test)]
@@ -151,10 +147,7 @@ mod tests {
     #[test]
     fn timeouts_are_positive_seconds() {
         assert_eq!(parse_timeout("30").ok(), Some(Duration::from_secs(30)));
-        assert_eq!(
-            parse_timeout(" 0.5 ").ok(),
-            Some(Duration::from_millis(500))
-        );
+        assert_eq!(parse_timeout(" 0.5 ").ok(), Some(Duration::from_millis(500)));
         for wrong in ["", "0", "-1", "inf", "NaN", "5m", "1e300"] {
             let error = parse_timeout(wrong).expect_err("not a timeout").to_string();
             assert!(error.contains("DMUON_TIMEOUT"), "{error}");

@@ -10,11 +10,7 @@ struct Copying;
 
 impl Engine for Copying {
     fn run(num_ranks: usize, body: fn(World) -> Result<()>) -> Vec<Result<()>> {
-        on_threads(
-            num_ranks,
-            EngineOptions::default().with_sharing(Sharing::Copy),
-            body,
-        )
+        on_threads(num_ranks, EngineOptions::default().with_sharing(Sharing::Copy), body)
     }
 }
 

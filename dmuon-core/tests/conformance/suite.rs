@@ -50,10 +50,7 @@ pub(crate) fn all_succeed<E: Engine>(num_ranks: usize, body: fn(World) -> Result
 pub(crate) fn texts<E: Engine>(num_ranks: usize, body: fn(World) -> Result<()>) -> Vec<String> {
     let text =
         |outcome: Result<()>| outcome.map_or_else(|error| error.to_string(), |()| "ok".into());
-    outcomes::<E>(num_ranks, body)
-        .into_iter()
-        .map(text)
-        .collect()
+    outcomes::<E>(num_ranks, body).into_iter().map(text).collect()
 }
 
 /// Every rank's outcome, or a panic when the case hangs.
@@ -63,9 +60,7 @@ pub(crate) fn outcomes<E: Engine>(
 ) -> Vec<Result<()>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(E::run(num_ranks, body)));
-    receiver
-        .recv_timeout(CASE_LIMIT)
-        .expect("the case hangs or its launch panicked")
+    receiver.recv_timeout(CASE_LIMIT).expect("the case hangs or its launch panicked")
 }
 
 /// Runs on threads with the given options.
@@ -110,19 +105,13 @@ pub(crate) fn run(
     num_elems: usize,
     input: Option<SharedBuffer>,
 ) -> Result<Option<SharedBuffer>> {
-    group
-        .start(Call::new(op, "layers.0", Element::F32, num_elems), input)?
-        .wait(PATIENCE)
+    group.start(Call::new(op, "layers.0", Element::F32, num_elems), input)?.wait(PATIENCE)
 }
 
 /// Asserts equality bit for bit.
 pub(crate) fn assert_bits(actual: &[f32], expected: impl ExactSizeIterator<Item = f32>) {
     assert_eq!(actual.len(), expected.len());
     for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-        assert_eq!(
-            actual.to_bits(),
-            expected.to_bits(),
-            "element {at}: {actual} for {expected}"
-        );
+        assert_eq!(actual.to_bits(), expected.to_bits(), "element {at}: {actual} for {expected}");
     }
 }

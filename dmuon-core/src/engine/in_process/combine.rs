@@ -17,10 +17,7 @@ pub(super) fn combine(
     let alike = |buffer: Buffer| vec![Some(buffer.freeze()); size];
     let whole: Vec<&[u8]> = inputs.iter().map(SharedBuffer::as_slice).collect();
     let parts_of = |rank: usize| -> Vec<&[u8]> {
-        inputs
-            .iter()
-            .map(|input| &input[rank * part..(rank + 1) * part])
-            .collect()
+        inputs.iter().map(|input| &input[rank * part..(rank + 1) * part]).collect()
     };
     match call.op {
         Op::Reduce { root } => {
@@ -51,10 +48,7 @@ fn sum(element: Element, inputs: &[&[u8]], pool: &BufferPool) -> Buffer {
 }
 
 fn sum_as<T: Summand>(inputs: &[&[u8]], output: &mut Buffer) {
-    let inputs: Vec<&[T]> = inputs
-        .iter()
-        .map(|bytes| bytemuck::cast_slice(bytes))
-        .collect();
+    let inputs: Vec<&[T]> = inputs.iter().map(|bytes| bytemuck::cast_slice(bytes)).collect();
     tree_sum(&inputs, output.elements_mut());
 }
 

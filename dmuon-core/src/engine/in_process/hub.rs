@@ -66,10 +66,7 @@ struct Registry {
 
 impl Hub {
     pub(super) fn new(num_ranks: usize, options: &EngineOptions) -> Result<Arc<Self>> {
-        let registry = Registry {
-            finished: vec![false; num_ranks],
-            ..Registry::default()
-        };
+        let registry = Registry { finished: vec![false; num_ranks], ..Registry::default() };
         Ok(Arc::new(Self {
             registry: Mutex::new(registry),
             helper: start_helper()?,
@@ -111,12 +108,7 @@ impl Hub {
     ) -> Result<Arc<Slot>> {
         let call_bytes = call.part_bytes();
         let slot = match self.enter(meeting, rank, call, input)? {
-            (
-                slot,
-                Arrival {
-                    job_opened: true, ..
-                },
-            ) => {
+            (slot, Arrival { job_opened: true, .. }) => {
                 self.open_job(&slot, call_bytes * meeting.ranks.len());
                 slot
             }
@@ -178,10 +170,7 @@ impl Hub {
     pub(super) fn subgroup(&self, parent: GroupId, split: u64, color: usize) -> GroupId {
         let mut registry = self.lock();
         let next = GroupId(registry.subgroups.len() as u64 + 1);
-        *registry
-            .subgroups
-            .entry((parent, split, color))
-            .or_insert(next)
+        *registry.subgroups.entry((parent, split, color)).or_insert(next)
     }
 
     fn open_job(&self, slot: &Arc<Slot>, num_bytes: usize) {
@@ -201,9 +190,7 @@ impl Hub {
 
 impl Registry {
     fn check(&self) -> Result<()> {
-        self.failure
-            .as_ref()
-            .map_or(Ok(()), |(_, cause)| Err(cause.clone()))
+        self.failure.as_ref().map_or(Ok(()), |(_, cause)| Err(cause.clone()))
     }
 
     fn slot(&mut self, hub: &Hub, meeting: &Meeting) -> Arc<Slot> {
@@ -211,12 +198,7 @@ impl Registry {
         let slot = self.slots.entry(meeting.key()).or_insert_with(|| {
             let gone = meeting.ranks.iter().map(|rank| finished[rank.0]).collect();
             let pools = pools_of(hub, &meeting.ranks);
-            Arc::new(Slot::new(
-                meeting.site.clone(),
-                meeting.ranks.clone(),
-                pools,
-                gone,
-            ))
+            Arc::new(Slot::new(meeting.site.clone(), meeting.ranks.clone(), pools, gone))
         });
         slot.clone()
     }
@@ -246,9 +228,6 @@ fn start_helper() -> Result<mpsc::Sender<Arc<Slot>>> {
     thread::Builder::new()
         .name("dmuon-helper".into())
         .spawn(helper)
-        .map_err(|source| Error::Thread {
-            rank: Rank(0),
-            source: Arc::new(source),
-        })?;
+        .map_err(|source| Error::Thread { rank: Rank(0), source: Arc::new(source) })?;
     Ok(sender)
 }

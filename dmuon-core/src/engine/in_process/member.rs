@@ -33,13 +33,7 @@ impl Member {
     /// The group of all ranks as `rank` sees it.
     pub(super) fn world(hub: Arc<Hub>, rank: Rank, recorder: Recorder) -> Arc<Self> {
         let ranks = (0..hub.num_ranks()).map(Rank).collect();
-        Arc::new(Self::new(
-            hub,
-            GroupId::WORLD,
-            "world",
-            (rank.0, ranks),
-            recorder,
-        ))
+        Arc::new(Self::new(hub, GroupId::WORLD, "world", (rank.0, ranks), recorder))
     }
 
     fn new(
@@ -50,16 +44,7 @@ impl Member {
         recorder: Recorder,
     ) -> Self {
         let (num_calls, num_splits) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self {
-            hub,
-            id,
-            name: name.into(),
-            rank,
-            ranks,
-            recorder,
-            num_calls,
-            num_splits,
-        }
+        Self { hub, id, name: name.into(), rank, ranks, recorder, num_calls, num_splits }
     }
 
     fn world_rank(&self) -> Rank {
@@ -72,18 +57,8 @@ impl Member {
 
     fn meeting(&self, lane: Lane, call: &Call, sequence: u64) -> Meeting {
         let (op, label, group) = (call.op.kind(), call.label.clone(), self.name.clone());
-        let site = CallSite {
-            op,
-            label,
-            group,
-            sequence,
-        };
-        Meeting {
-            group: self.id,
-            lane,
-            site,
-            ranks: self.ranks.clone(),
-        }
+        let site = CallSite { op, label, group, sequence };
+        Meeting { group: self.id, lane, site, ranks: self.ranks.clone() }
     }
 
     /// Enters a checked call.
@@ -96,13 +71,7 @@ impl Member {
         let landing = self.landing(&call);
         let slot = self.hub.start(meeting, self.rank, call, input)?;
         let (hub, rank, world_rank) = (self.hub.clone(), self.rank, self.world_rank());
-        Ok(InFlight {
-            hub,
-            slot,
-            rank,
-            world_rank,
-            landing,
-        })
+        Ok(InFlight { hub, slot, rank, world_rank, landing })
     }
 
     /// Memory of this rank's own, for an output that would else be another rank's memory.
@@ -180,14 +149,10 @@ impl Group for Member {
         let sequence = self.num_calls.fetch_add(1, Ordering::Relaxed);
         let place = (self.rank, self.ranks.len());
         let meeting = self.meeting(Lane::Call, &call, sequence);
-        call.check(place, input.as_ref(), self.world_rank(), || {
-            meeting.site.clone()
-        })
-        .inspect_err(|error| drop(self.hub.fail(self.world_rank(), error.clone())))?;
+        call.check(place, input.as_ref(), self.world_rank(), || meeting.site.clone())
+            .inspect_err(|error| drop(self.hub.fail(self.world_rank(), error.clone())))?;
         let trace = self.recorder.issue(&call, &self.name, sequence, place);
-        let in_flight = self
-            .enter(&meeting, call, input)
-            .inspect_err(|_| trace.failed())?;
+        let in_flight = self.enter(&meeting, call, input).inspect_err(|_| trace.failed())?;
         Ok(Work::new(Box::new(in_flight), trace))
     }
 
@@ -196,8 +161,7 @@ impl Group for Member {
     }
 
     fn abort(&self, cause: Error) {
-        self.hub
-            .fail(self.world_rank(), cause.seen_from_afar(self.world_rank()));
+        self.hub.fail(self.world_rank(), cause.seen_from_afar(self.world_rank()));
     }
 }
 
@@ -213,13 +177,10 @@ struct InFlight {
 
 impl Pending for InFlight {
     fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Option<SharedBuffer>> {
-        let output = self
-            .slot
-            .wait(self.rank, deadline)
-            .map_err(|error| match error {
-                timed_out @ Error::TimedOut { .. } => self.hub.fail(self.world_rank, timed_out),
-                other => other,
-            })?;
+        let output = self.slot.wait(self.rank, deadline).map_err(|error| match error {
+            timed_out @ Error::TimedOut { .. } => self.hub.fail(self.world_rank, timed_out),
+            other => other,
+        })?;
         Ok(match (output, self.landing.take()) {
             (Some(source), Some(mut landing)) => {
                 landing.as_mut_slice().copy_from_slice(&source);

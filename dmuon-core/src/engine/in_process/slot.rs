@@ -78,13 +78,7 @@ impl Slot {
             delivered_at: None,
             failure: None,
         };
-        Self {
-            site,
-            ranks,
-            pools,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        }
+        Self { site, ranks, pools, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Enters `rank`'s call.
@@ -169,11 +163,7 @@ impl Slot {
                 return Err(self.timed_out(&state, rank, deadline));
             };
             let nap = delay.map_or(left, |delay| delay.min(left));
-            state = self
-                .changed
-                .wait_timeout(state, nap)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.changed.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -219,11 +209,7 @@ impl Slot {
     /// Compares with the lowest rank that has arrived, so that the report reads the same whoever
     /// came last.
     fn check_match(&self, state: &State, rank: usize, call: &Call) -> Result<()> {
-        let first = state
-            .calls
-            .iter()
-            .enumerate()
-            .find_map(|(at, c)| Some((at, c.as_ref()?)));
+        let first = state.calls.iter().enumerate().find_map(|(at, c)| Some((at, c.as_ref()?)));
         let Some((other, other_call)) = first else {
             return Ok(());
         };
@@ -248,15 +234,9 @@ impl Slot {
     }
 
     fn check_nobody_needed_is_gone(&self, state: &mut State, op: Op) -> Result<()> {
-        let lost = self
-            .missing(state, op)
-            .into_iter()
-            .find(|rank| state.gone[*rank]);
+        let lost = self.missing(state, op).into_iter().find(|rank| state.gone[*rank]);
         let Some(lost) = lost else { return Ok(()) };
-        let error = Error::RankReturned {
-            rank: self.ranks[lost],
-            at: self.site.clone(),
-        };
+        let error = Error::RankReturned { rank: self.ranks[lost], at: self.site.clone() };
         self.fail_locked(state, &error);
         Err(error)
     }
@@ -271,10 +251,7 @@ impl Slot {
     }
 
     fn timed_out(&self, state: &State, rank: usize, waited: Duration) -> Error {
-        let missing = state
-            .op()
-            .map(|op| self.missing(state, op))
-            .unwrap_or_default();
+        let missing = state.op().map(|op| self.missing(state, op)).unwrap_or_default();
         Error::TimedOut {
             rank: self.ranks[rank],
             at: self.site.clone(),
@@ -303,30 +280,19 @@ impl State {
     }
 
     fn is_complete(&self) -> bool {
-        self.calls
-            .iter()
-            .zip(&self.gone)
-            .all(|(call, gone)| call.is_some() || *gone)
+        self.calls.iter().zip(&self.gone).all(|(call, gone)| call.is_some() || *gone)
     }
 
     /// A broadcast: whoever is here gets the root's buffer as soon as the root is here too.
     fn pass_on(&mut self, rank: usize, root: usize) -> Arrival {
         if let Some(source) = self.inputs[root].clone() {
-            let receivers = if rank == root {
-                0..self.calls.len()
-            } else {
-                rank..rank + 1
-            };
+            let receivers = if rank == root { 0..self.calls.len() } else { rank..rank + 1 };
             for receiver in receivers.filter(|receiver| self.calls[*receiver].is_some()) {
                 self.outputs[receiver] = Output::Ready(Some(source.clone()));
             }
         }
         self.drop_source_when_complete();
-        Arrival {
-            job_opened: false,
-            flows: rank == root,
-            complete: self.is_complete(),
-        }
+        Arrival { job_opened: false, flows: rank == root, complete: self.is_complete() }
     }
 
     /// Everything else: something happens when the last rank is here.
@@ -337,17 +303,9 @@ impl State {
             self.job = Job::Open;
         } else if complete {
             // A group of one gets back what it brought; a barrier brings nothing.
-            self.outputs = self
-                .inputs
-                .iter_mut()
-                .map(|own| Output::Ready(own.take()))
-                .collect();
+            self.outputs = self.inputs.iter_mut().map(|own| Output::Ready(own.take())).collect();
         }
-        Arrival {
-            job_opened,
-            flows: complete,
-            complete,
-        }
+        Arrival { job_opened, flows: complete, complete }
     }
 
     /// The slot of a broadcast must not pin the root's memory after everybody has it.
@@ -372,10 +330,7 @@ impl State {
 
     fn poll(&mut self, rank: usize) -> Poll {
         if matches!(self.outputs[rank], Output::Pending) {
-            return self
-                .failure
-                .clone()
-                .map_or(Poll::Pending, |cause| Poll::Ready(Err(cause)));
+            return self.failure.clone().map_or(Poll::Pending, |cause| Poll::Ready(Err(cause)));
         }
         if let Some(delay) = self.delay() {
             return Poll::Delayed(delay);

@@ -42,12 +42,7 @@ pub(crate) fn all_reduce_gives_every_rank_the_same_bits<E: Engine>() {
     at_all_sizes::<E>(|world| {
         let (rank, size, group) = (world.rank().0, world.size(), world.group());
         for num_elems in NUM_ELEMS {
-            let output = run(
-                &*group,
-                Op::AllReduce,
-                num_elems,
-                Some(input(rank, 0, num_elems)),
-            )?;
+            let output = run(&*group, Op::AllReduce, num_elems, Some(input(rank, 0, num_elems)))?;
             let output = output.expect("every rank receives");
             assert_bits(output.as_f32(), (0..num_elems).map(|at| sum_at(size, at)));
         }
@@ -59,12 +54,7 @@ pub(crate) fn all_gather_concatenates_in_group_order<E: Engine>() {
     at_all_sizes::<E>(|world| {
         let (rank, size, group) = (world.rank().0, world.size(), world.group());
         for num_elems in NUM_ELEMS {
-            let output = run(
-                &*group,
-                Op::AllGather,
-                num_elems,
-                Some(input(rank, 0, num_elems)),
-            )?;
+            let output = run(&*group, Op::AllGather, num_elems, Some(input(rank, 0, num_elems)))?;
             let output = output.expect("every rank receives");
             assert_eq!(output.as_f32().len(), size * num_elems);
             for from in 0..size {
@@ -84,10 +74,7 @@ pub(crate) fn reduce_scatter_gives_each_rank_its_part<E: Engine>() {
             let output = run(&*group, Op::ReduceScatter, num_elems, Some(own))?;
             let output = output.expect("every rank receives");
             let first = rank * num_elems;
-            assert_bits(
-                output.as_f32(),
-                (0..num_elems).map(|at| sum_at(size, first + at)),
-            );
+            assert_bits(output.as_f32(), (0..num_elems).map(|at| sum_at(size, first + at)));
         }
         Ok(())
     });
@@ -102,10 +89,7 @@ pub(crate) fn all_to_all_transposes<E: Engine>() {
             let output = output.expect("every rank receives");
             for from in 0..size {
                 let part = &output.as_f32()[from * num_elems..(from + 1) * num_elems];
-                assert_bits(
-                    part,
-                    (0..num_elems).map(|at| value(from, rank * num_elems + at)),
-                );
+                assert_bits(part, (0..num_elems).map(|at| value(from, rank * num_elems + at)));
             }
         }
         Ok(())
@@ -115,10 +99,7 @@ pub(crate) fn all_to_all_transposes<E: Engine>() {
 pub(crate) fn barrier_has_no_output<E: Engine>() {
     at_all_sizes::<E>(|world| {
         for _ in 0..50 {
-            let output = world
-                .group()
-                .start(Call::barrier("step"), None)?
-                .wait(PATIENCE)?;
+            let output = world.group().start(Call::barrier("step"), None)?.wait(PATIENCE)?;
             assert!(output.is_none());
         }
         Ok(())
@@ -133,12 +114,7 @@ pub(crate) fn doubles_sum_and_bytes_move<E: Engine>() {
         let call = Call::new(Op::AllGather, "names", Element::U8, 3);
         let output = world.group().start(call, Some(own))?.wait(PATIENCE)?;
         let output = output.expect("every rank receives");
-        assert!(
-            output
-                .iter()
-                .enumerate()
-                .all(|(at, byte)| usize::from(*byte) == at / 3)
-        );
+        assert!(output.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / 3));
         Ok(())
     });
 }

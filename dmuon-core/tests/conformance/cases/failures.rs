@@ -13,10 +13,7 @@ fn barrier(world: &World) -> Result<()> {
 
 fn assert_all_contain(texts: &[String], expected: &str) {
     for (rank, text) in texts.iter().enumerate() {
-        assert!(
-            text.contains(expected),
-            "rank {rank} got {text:?} for {expected:?}"
-        );
+        assert!(text.contains(expected), "rank {rank} got {text:?} for {expected:?}");
     }
 }
 
@@ -35,10 +32,7 @@ pub(crate) fn missing_rank_is_named_within_the_deadline<E: Engine>() {
     });
     let expected = "broadcast of \"layers.0\" on world #0 timed out after 0.2 s; not arrived: [2]";
     assert_all_contain(&texts, expected);
-    assert!(
-        texts.iter().all(|text| *text == texts[0]),
-        "one cause for all: {texts:?}"
-    );
+    assert!(texts.iter().all(|text| *text == texts[0]), "one cause for all: {texts:?}");
 }
 
 pub(crate) fn different_calls_are_reported_on_every_rank<E: Engine>() {
@@ -49,10 +43,7 @@ pub(crate) fn different_calls_are_reported_on_every_rank<E: Engine>() {
             _ => (Op::Reduce { root: 0 }, "layers.2"),
         };
         group
-            .start(
-                Call::new(op, label, Element::F32, 4),
-                Some(input(rank, 0, 4)),
-            )?
+            .start(Call::new(op, label, Element::F32, 4), Some(input(rank, 0, 4)))?
             .wait(PATIENCE)?;
         barrier(&world)
     });
@@ -71,14 +62,8 @@ pub(crate) fn different_sizes_are_reported_with_their_sizes<E: Engine>() {
         let own = input(0, 0, num_elems);
         run(&*world.group(), Op::AllReduce, num_elems, Some(own)).map(drop)
     });
-    assert_all_contain(
-        &texts,
-        "rank 1 called all_reduce(\"layers.0\", 5 f32, 5 payload)",
-    );
-    assert_all_contain(
-        &texts,
-        "where rank 0 called all_reduce(\"layers.0\", 4 f32, 4 payload)",
-    );
+    assert_all_contain(&texts, "rank 1 called all_reduce(\"layers.0\", 5 f32, 5 payload)");
+    assert_all_contain(&texts, "where rank 0 called all_reduce(\"layers.0\", 4 f32, 4 payload)");
 }
 
 pub(crate) fn panicking_rank_is_named_everywhere<E: Engine>() {
@@ -96,10 +81,7 @@ pub(crate) fn raised_error_is_typed_on_its_own_rank<E: Engine>() {
         }
         barrier(&world)
     });
-    assert!(
-        matches!(outcomes[1], Err(Error::EmptyWorld)),
-        "{outcomes:?}"
-    );
+    assert!(matches!(outcomes[1], Err(Error::EmptyWorld)), "{outcomes:?}");
     let Err(afar @ Error::RankFailed { rank: Rank(1), .. }) = &outcomes[0] else {
         panic!("{outcomes:?}");
     };
@@ -142,10 +124,7 @@ pub(crate) fn early_return_is_noticed_while_waiting<E: Engine>() {
         }
         run(&*world.group(), Op::Broadcast { root: 0 }, 4, None).map(drop)
     });
-    assert_all_contain(
-        &texts[1..],
-        "rank 0 returned before broadcast of \"layers.0\" on world #0",
-    );
+    assert_all_contain(&texts[1..], "rank 0 returned before broadcast of \"layers.0\" on world #0");
 }
 
 pub(crate) fn abort_reaches_waiting_ranks<E: Engine>() {
@@ -170,13 +149,8 @@ pub(crate) fn failed_groups_refuse_at_once<E: Engine>() {
         while world.group().health().is_ok() {
             thread::sleep(Duration::from_millis(5));
         }
-        let refused = side
-            .start(Call::barrier("later"), None)
-            .expect_err("the world has failed");
-        let split = world
-            .group()
-            .split(0, 0, "later")
-            .expect_err("the world has failed");
+        let refused = side.start(Call::barrier("later"), None).expect_err("the world has failed");
+        let split = world.group().split(0, 0, "later").expect_err("the world has failed");
         assert_eq!(refused.to_string(), split.to_string());
         Err(refused)
     });
@@ -197,22 +171,14 @@ pub(crate) fn bytes_are_never_summed<E: Engine>() {
     let texts = texts::<E>(2, |world| {
         let call = Call::new(Op::AllReduce, "flags", Element::U8, 1);
         let own = Buffer::zeroed(1).freeze();
-        world
-            .group()
-            .start(call, Some(own))?
-            .wait(PATIENCE)
-            .map(drop)
+        world.group().start(call, Some(own))?.wait(PATIENCE).map(drop)
     });
-    assert_all_contain(
-        &texts,
-        "all_reduce of \"flags\" on world #0 cannot sum u8 elements",
-    );
+    assert_all_contain(&texts, "all_reduce of \"flags\" on world #0 cannot sum u8 elements");
 }
 
 pub(crate) fn root_must_exist<E: Engine>() {
-    let texts = texts::<E>(2, |world| {
-        run(&*world.group(), Op::Broadcast { root: 2 }, 1, None).map(drop)
-    });
+    let texts =
+        texts::<E>(2, |world| run(&*world.group(), Op::Broadcast { root: 2 }, 1, None).map(drop));
     let expected = "broadcast of \"layers.0\" on world #0 has root 2, but the group has 2 ranks";
     assert_all_contain(&texts, expected);
 }

@@ -8,19 +8,13 @@ const NUM_ELEMS: usize = 33_333;
 fn weights(world: &World, mesh: &Mesh, root: usize) -> Result<Work> {
     let group = mesh.group(Axis::Shard, Stream::Weights);
     let own = (world.rank().0 == root).then(|| input(root, 0, NUM_ELEMS));
-    group.start(
-        Call::new(Op::Broadcast { root }, "weights", Element::F32, NUM_ELEMS),
-        own,
-    )
+    group.start(Call::new(Op::Broadcast { root }, "weights", Element::F32, NUM_ELEMS), own)
 }
 
 fn gradients(world: &World, mesh: &Mesh, root: usize) -> Result<Work> {
     let group = mesh.group(Axis::Shard, Stream::Gradients);
     let own = input(world.rank().0, 0, NUM_ELEMS);
-    group.start(
-        Call::new(Op::Reduce { root }, "gradients", Element::F32, NUM_ELEMS),
-        Some(own),
-    )
+    group.start(Call::new(Op::Reduce { root }, "gradients", Element::F32, NUM_ELEMS), Some(own))
 }
 
 pub(crate) fn many_in_flight_may_be_awaited_in_reverse<E: Engine>() {
@@ -61,16 +55,9 @@ pub(crate) fn dropped_work_completes_for_others<E: Engine>() {
 
 pub(crate) fn starting_does_not_wait<E: Engine>() {
     all_succeed::<E>(2, |world| {
-        let (here, there) = (
-            world.group(),
-            world.group().split(0, world.rank().0, "there")?,
-        );
+        let (here, there) = (world.group(), world.group().split(0, world.rank().0, "there")?);
         // The ranks start in opposite order: if a start waited, neither would get on.
-        let order = if world.rank().0 == 0 {
-            [&here, &there]
-        } else {
-            [&there, &here]
-        };
+        let order = if world.rank().0 == 0 { [&here, &there] } else { [&there, &here] };
         let [first, second] = order.map(|group| group.start(Call::barrier("crossed"), None));
         first?.wait(PATIENCE)?;
         second?.wait(PATIENCE).map(drop)
@@ -83,10 +70,7 @@ pub(crate) fn inputs_are_free_after_the_wait<E: Engine>() {
         let other_size = world.size() > 1;
         let output = run(&*world.group(), Op::AllReduce, NUM_ELEMS, Some(own.clone()))?;
         if other_size {
-            assert!(
-                own.try_into_unique().is_ok(),
-                "the engine still holds the input"
-            );
+            assert!(own.try_into_unique().is_ok(), "the engine still holds the input");
         }
         drop(output);
         Ok(())
@@ -96,16 +80,9 @@ pub(crate) fn inputs_are_free_after_the_wait<E: Engine>() {
 pub(crate) fn reduced_output_is_unique<E: Engine>() {
     at_all_sizes::<E>(|world| {
         let own = input(world.rank().0, 0, NUM_ELEMS);
-        let output = run(
-            &*world.group(),
-            Op::Reduce { root: 0 },
-            NUM_ELEMS,
-            Some(own),
-        )?;
+        let output = run(&*world.group(), Op::Reduce { root: 0 }, NUM_ELEMS, Some(own))?;
         if let Some(output) = output {
-            let mut sum = output
-                .try_into_unique()
-                .expect("only the root holds the sum");
+            let mut sum = output.try_into_unique().expect("only the root holds the sum");
             sum.as_f32_mut()[0] = 0.0;
         }
         Ok(())

@@ -26,10 +26,7 @@ pub(crate) fn mesh_groups_are_rows_and_columns<E: Engine>() {
                 assert_eq!((row.ranks(), row.rank()), (&expected[..], at.shard));
                 let column = mesh.group(Axis::Replicate, stream);
                 let expected: Vec<_> = (0..2).map(|g| Rank(g * shard + at.shard)).collect();
-                assert_eq!(
-                    (column.ranks(), column.rank()),
-                    (&expected[..], at.replicate)
-                );
+                assert_eq!((column.ranks(), column.rank()), (&expected[..], at.replicate));
                 assert_eq!(row.name(), format!("shard/{stream}"));
                 assert_eq!(column.name(), format!("replicate/{stream}"));
             }
@@ -55,10 +52,7 @@ pub(crate) fn mesh_groups_reduce_apart<E: Engine>() {
 fn sum_is_of_members(group: &dyn Group, own: Rank) -> Result<()> {
     let output = run(group, Op::AllReduce, 1, Some(input(own.0, 0, 1)))?;
     let members: Vec<f32> = group.ranks().iter().map(|rank| value(rank.0, 0)).collect();
-    assert_eq!(
-        output.expect("every rank receives").as_f32(),
-        [naive_sum(&members)]
-    );
+    assert_eq!(output.expect("every rank receives").as_f32(), [naive_sum(&members)]);
     Ok(())
 }
 
@@ -77,10 +71,7 @@ pub(crate) fn split_orders_by_key<E: Engine>() {
         let (rank, size) = (world.rank().0, world.size());
         let reversed = world.group().split(0, size - rank, "reversed")?;
         let expected: Vec<_> = (0..size).rev().map(Rank).collect();
-        assert_eq!(
-            (reversed.ranks(), reversed.rank()),
-            (&expected[..], size - 1 - rank)
-        );
+        assert_eq!((reversed.ranks(), reversed.rank()), (&expected[..], size - 1 - rank));
         sum_is_of_members(&*reversed, world.rank())
     });
 }
@@ -102,13 +93,8 @@ pub(crate) fn traffic_counts_others_times_payload<E: Engine>() {
     at_all_sizes::<E>(|world| {
         let (group, own) = (world.group(), input(world.rank().0, 0, 16));
         let call = Call::new(Op::Reduce { root: 0 }, "x", Element::F32, 16).with_payload(10);
-        group
-            .start(call, Some(own))?
-            .wait(Duration::from_secs(20))?;
-        let count = world
-            .recorder()
-            .counters()
-            .of_group("world", OpKind::Reduce);
+        group.start(call, Some(own))?.wait(Duration::from_secs(20))?;
+        let count = world.recorder().counters().of_group("world", OpKind::Reduce);
         let sent = u64::from(world.rank().0 != 0);
         assert_eq!(
             (count.num_calls, count.payload_bytes, count.overhead_bytes),
