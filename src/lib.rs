@@ -1,1 +1,81 @@
-//! placeholder
+//! Distributed Muon with owned matrices, for models trained with Burn.
+//!
+//! Muon updates a weight by the orthogonal factor of its momentum and needs the whole matrix for
+//! it. dmuon gives every such matrix one *owner rank*: the owner keeps weight and momentum and runs
+//! Newton–Schulz; the others borrow the weight while a boundary of the model runs.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::GradientsParams;
+//! use burn::tensor::{Device, Tensor};
+//! use dmuon::prelude::*;
+//!
+//! #[derive(Module, Debug)]
+//! struct Net {
+//!     layers: Vec<Hooked<Linear>>,
+//! }
+//!
+//! impl Net {
+//!     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+//!         self.layers.iter().fold(x, |x, layer| layer.run(x, |linear, x| linear.forward(x)))
+//!     }
+//! }
+//!
+//! fn train(world: World, net: Net) -> dmuon::Result<f32> {
+//!     let device = Device::flex().autodiff();
+//!     let mesh = Mesh::new(&world)?;
+//!     let (mut net, dedicated) =
+//!         Dedicate::new(&mesh).mode(Mode::Z3).apply(net.fork(&device))?;
+//!     let mut muon = MuonConfig::new().init(&dedicated)?;
+//!     let mut last = f32::NAN;
+//!     for _ in 0..3 {
+//!         // Each rank has its own batch.
+//!         let x = Tensor::<2>::ones([4, 8], &device).mul_scalar(1.0 + world.rank().0 as f32);
+//!         let loss = net.forward(x).square().mean();
+//!         last = loss.clone().into_scalar();
+//!         let gradients = GradientsParams::from_grads(loss.backward(), &net);
+//!         net = muon.step(0.02, net, gradients)?;
+//!     }
+//!     Ok(last)
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! device.seed(1);
+//! let layer = || Hooked::new(LinearConfig::new(8, 8).init(&device));
+//! let net = Net { layers: vec![layer(), layer()] };
+//! dmuon::initialize(&net);
+//! let losses = dmuon::launch(2, |world| train(world, net.clone()))?;
+//! assert!(losses.iter().all(|loss| loss.is_finite()));
+//! # Ok::<(), dmuon::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod launch;
+
+pub use dmuon_burn::{
+    AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, Hooked, Matrices,
+    MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite, ParameterInfo, Rates,
+    Result, Route, RouteEntry, RouteReport, StepReport, TensorMap, UpdateScale, initialize,
+};
+pub use dmuon_core::newton_schulz;
+pub use dmuon_core::{
+    EngineOptions, EventKind, Holding, Mesh, MeshShape, OpKind, Rank, World, catch,
+};
+pub use dmuon_partition as partition;
+pub use dmuon_partition::{BoundaryRule, CostModel, Mode, Plan, Strictness};
+pub use launch::{launch, launch_with};
+
+/// Everything below the main road: groups, buffers, the exchange and its schedule.
+pub use dmuon_core as core;
+
+/// Reading how a process was launched.
+pub use dmuon_hccl as hccl;
+
+/// What a training program needs.
+pub mod prelude {
+    pub use crate::{
+        Boundary, BoundaryRule, Dedicate, Dedicated, Hooked, Matrices, Mesh, Mode, Muon,
+        MuonConfig, NonFinite, Rank, Rates, StepReport, Strictness, UpdateScale, World,
+    };
+}
