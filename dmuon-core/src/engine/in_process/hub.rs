@@ -106,14 +106,11 @@ impl Hub {
         call: Call,
         input: Option<SharedBuffer>,
     ) -> Result<Arc<Slot>> {
-        let call_bytes = call.part_bytes();
-        let slot = match self.enter(meeting, rank, call, input)? {
-            (slot, Arrival { job_opened: true, .. }) => {
-                self.open_job(&slot, call_bytes * meeting.ranks.len());
-                slot
-            }
-            (slot, _) => slot,
-        };
+        let num_bytes = call.part_bytes() * meeting.ranks.len();
+        let (slot, arrival) = self.enter(meeting, rank, call, input)?;
+        if arrival.job_opened {
+            self.open_job(&slot, num_bytes);
+        }
         Ok(slot)
     }
 
