@@ -41,8 +41,10 @@ impl Blueprint {
             parameter.boundary = request.boundaries.boundary_of(&parameter.name).map(str::to_owned);
         }
         let selected = request.matrices.select(&found)?;
-        let views: BTreeMap<usize, MatrixView> =
-            selected.iter().map(|&index| Ok((index, request.view(&found[index])?))).collect::<Result<_>>()?;
+        let views: BTreeMap<usize, MatrixView> = selected
+            .iter()
+            .map(|&index| Ok((index, request.view(&found[index])?)))
+            .collect::<Result<_>>()?;
         let matrices: Vec<Matrix> = views
             .iter()
             .map(|(&index, view)| {

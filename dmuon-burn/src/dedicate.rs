@@ -146,7 +146,8 @@ impl Dedicate {
     fn describe(&self, blueprint: &Blueprint) -> Description {
         let parameters = blueprint.parameters.iter().zip(&blueprint.routes.entries);
         let ExchangeOptions { mode, prefetch } = self.options;
-        let hooks = blueprint.units.iter().map(|unit| format!("{}:{:?}", unit.name, unit.placement));
+        let hooks =
+            blueprint.units.iter().map(|unit| format!("{}:{:?}", unit.name, unit.placement));
         let routes = parameters.clone().map(|(parameter, entry)| {
             format!("{}:{:?}:{:?}", entry.route, parameter.holder, parameter.matrix)
         });
@@ -185,8 +186,7 @@ fn initialize_in_turn<M: Module>(runtime: &Runtime, model: &M) -> Result<()> {
 
 /// Takes the values out of the model, shares those that everyone holds, and publishes.
 fn attach<M: Module>(runtime: &Arc<Runtime>, model: M) -> Result<M> {
-    let mut take =
-        Take { runtime, buffers: Buffers::spare(runtime), not_f32: Vec::new() };
+    let mut take = Take { runtime, buffers: Buffers::spare(runtime), not_f32: Vec::new() };
     let attach = || model.apply_reparameterization(&mut take);
     let model = binding(runtime, attach).map_err(|units| Error::HookedSpansBoundaries {
         boundaries: units.iter().map(|&unit| runtime.unit_name(unit).to_string()).collect(),

@@ -7,11 +7,7 @@ use burn::tensor::Tensor;
 use dmuon_core::{Rank, catch};
 
 /// See [`Dedicated::full_model`](crate::Dedicated::full_model).
-pub(crate) fn full_model<M: Module>(
-    runtime: &Runtime,
-    model: &M,
-    root: Rank,
-) -> Result<Option<M>> {
+pub(crate) fn full_model<M: Module>(runtime: &Runtime, model: &M, root: Rank) -> Result<Option<M>> {
     runtime.release()?;
     let model = model.valid();
     let full = catch(|| {

@@ -102,11 +102,8 @@ impl TensorMap for Enter<'_> {
             return tensor;
         }
         let root = root(&tensor.device(), self.hook);
-        let entered = Dispatch::dmuon_enter(
-            tensor.into_dispatch(),
-            root.into_dispatch(),
-            self.hook.clone(),
-        );
+        let entered =
+            Dispatch::dmuon_enter(tensor.into_dispatch(), root.into_dispatch(), self.hook.clone());
         self.token = Some(Tensor::from_dispatch(Dispatch::dmuon_token(entered.clone())));
         Tensor::from_dispatch(entered)
     }

@@ -204,9 +204,11 @@ impl Muon {
         Ok(())
     }
 
+    /// The recorder's counters may have been reset since.
     fn count_traffic(&mut self) {
         let now = traffic(&self.runtime);
-        let [broadcast, reduce, all_reduce] = [0, 1, 2].map(|op| now[op] - self.traffic[op]);
+        let [broadcast, reduce, all_reduce] =
+            [0, 1, 2].map(|op| now[op].saturating_sub(self.traffic[op]));
         self.traffic = now;
         self.report.broadcast_bytes = broadcast;
         self.report.reduce_bytes = reduce;
@@ -218,8 +220,7 @@ impl Muon {
 /// Payload this rank has moved so far: broadcasts received, reduces and all-reduces sent.
 fn traffic(runtime: &Runtime) -> [u64; 3] {
     let counters = runtime.recorder().counters();
-    [OpKind::Broadcast, OpKind::Reduce, OpKind::AllReduce]
-        .map(|op| counters.op(op).payload_bytes)
+    [OpKind::Broadcast, OpKind::Reduce, OpKind::AllReduce].map(|op| counters.op(op).payload_bytes)
 }
 
 /// The averaged gradients of the parameters this rank holds, on the host.
@@ -230,16 +231,11 @@ struct HeldGradients {
 }
 
 impl HeldGradients {
-    fn take<M: Module>(
-        runtime: &Runtime,
-        model: &M,
-        gradients: GradientsParams,
-    ) -> Result<Self> {
+    fn take<M: Module>(runtime: &Runtime, model: &M, gradients: GradientsParams) -> Result<Self> {
         let num_parameters = runtime.parameters().len();
         let slices = (0..num_parameters).map(|_| None).collect();
         let held = Self { slices, device: None };
-        let mut visitor =
-            TakeHeld { runtime, gradients, held, seen: vec![false; num_parameters] };
+        let mut visitor = TakeHeld { runtime, gradients, held, seen: vec![false; num_parameters] };
         model.visit(&mut visitor);
         all_seen(runtime, &visitor.seen)?;
         Ok(visitor.held)

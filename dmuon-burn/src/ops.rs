@@ -49,11 +49,7 @@ impl Probe {
 #[backend_extension(Flex, Autodiff)]
 pub(crate) trait HookOps: Backend {
     fn dmuon_root(anchor: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
-    fn dmuon_enter(
-        x: FloatTensor<Self>,
-        root: FloatTensor<Self>,
-        hook: Hook,
-    ) -> FloatTensor<Self>;
+    fn dmuon_enter(x: FloatTensor<Self>, root: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
     fn dmuon_token(x: FloatTensor<Self>) -> FloatTensor<Self>;
     fn dmuon_fetch(
         base: FloatTensor<Self>,
@@ -118,11 +114,7 @@ impl<B: HookOps + Transport, C: CheckpointStrategy> HookOps for Autodiff<B, C> {
         }
     }
 
-    fn dmuon_enter(
-        x: FloatTensor<Self>,
-        root: FloatTensor<Self>,
-        hook: Hook,
-    ) -> FloatTensor<Self> {
+    fn dmuon_enter(x: FloatTensor<Self>, root: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
         let (primitive, guard) = x.into_parts();
         let guards = [guard, root.node()];
         let input = Input { device: primitive.device(), shape: primitive.shape() };
@@ -161,8 +153,7 @@ impl<B: HookOps + Transport, C: CheckpointStrategy> HookOps for Autodiff<B, C> {
         } else {
             prep.compute_bound().stateful()
         };
-        let weight =
-            B::dmuon_fetch(base.into_primitive(), token.into_primitive(), fetch.clone());
+        let weight = B::dmuon_fetch(base.into_primitive(), token.into_primitive(), fetch.clone());
         match prep {
             OpsKind::Tracked(prep) => {
                 fetch.expect_gradient();

@@ -90,9 +90,7 @@ impl Orthogonalizer {
 }
 
 fn is_flex(device: &Device) -> bool {
-    Tensor::<1>::zeros([1], &device.clone().without_autodiff())
-        .try_into_primitive::<Flex>()
-        .is_ok()
+    Tensor::<1>::zeros([1], &device.clone().without_autodiff()).try_into_primitive::<Flex>().is_ok()
 }
 
 /// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm and
@@ -104,12 +102,7 @@ fn is_flex(device: &Device) -> bool {
 /// # Source
 /// The direct form is Keller Jordan's Muon; the Gram form, which iterates on `XXᵀ` alone, is Gram
 /// Newton–Schulz by the Dao-AILab.
-fn newton_schulz(
-    x: Tensor<3>,
-    schedule: &[[f32; 3]],
-    form: Form,
-    restarts: &[usize],
-) -> Tensor<3> {
+fn newton_schulz(x: Tensor<3>, schedule: &[[f32; 3]], form: Form, restarts: &[usize]) -> Tensor<3> {
     let [_, rows, cols] = x.dims();
     let tall = rows > cols;
     let x = normalized(if tall { x.transpose() } else { x });

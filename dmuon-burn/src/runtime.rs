@@ -187,8 +187,7 @@ impl Runtime {
         let Parameter { address, .. } = &self.parameters[fetch.parameter];
         let mut state = self.lock();
         let inside = fetch.hook.run.is_hooked();
-        let storage =
-            state.exchange.weights(address.unit, address.pack, inside, fetch.pass)?;
+        let storage = state.exchange.weights(address.unit, address.pack, inside, fetch.pass)?;
         self.warn_of_held(&mut state);
         Ok(self.place(fetch.parameter, storage))
     }
@@ -292,9 +291,8 @@ impl Runtime {
         let mut state = self.lock();
         state.join(run);
         let State { exchange, runs, .. } = &mut *state;
-        let pending = |unit: usize| {
-            runs[unit].iter().filter_map(Weak::upgrade).any(|run| run.is_pending())
-        };
+        let pending =
+            |unit: usize| runs[unit].iter().filter_map(Weak::upgrade).any(|run| run.is_pending());
         Ok(exchange.leave_backward(run.unit(), left, pending)?)
     }
 

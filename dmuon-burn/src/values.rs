@@ -45,11 +45,7 @@ impl Buffers {
 ///
 /// # Errors
 /// A group has failed, or the model lacks a parameter this rank holds.
-pub(crate) fn publish<M: Module>(
-    runtime: &Arc<Runtime>,
-    buffers: Buffers,
-    model: M,
-) -> Result<M> {
+pub(crate) fn publish<M: Module>(runtime: &Arc<Runtime>, buffers: Buffers, model: M) -> Result<M> {
     let packs = buffers.into_vec();
     let places: Vec<(usize, usize)> = packs.iter().map(|(unit, pack, _)| (*unit, *pack)).collect();
     let storages = runtime.publish(packs)?;

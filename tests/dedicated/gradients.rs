@@ -18,18 +18,22 @@ fn check<M: Module + Sync>(
         .map(|rank| plain_gradients(model, |model| loss(forward(model, batch(0, rank)))))
         .collect();
     let found = on_ranks(num_ranks, |world| {
-        let (model, dedicated) =
-            dedicate(&world, model, |d| d.mode(mode).prefetch(prefetch))?;
+        let (model, dedicated) = dedicate(&world, model, |d| d.mode(mode).prefetch(prefetch))?;
         let loss = loss(forward(&model, batch(0, world.rank().0)));
-        let found =
-            gradients(&model, &GradientsParams::from_grads(loss.backward(), &model));
+        let found = gradients(&model, &GradientsParams::from_grads(loss.backward(), &model));
         Ok((found, dedicated.routes().clone()))
     })
     .unwrap();
     for (rank, (found, routes)) in found.iter().enumerate() {
         let here = |owner: Option<usize>| owner.is_none_or(|owner| owner == rank);
         let expected = routes.entries.iter().filter(|entry| here(entry.owner));
-        assert!(found.keys().eq(expected.clone().map(|entry| &entry.name).collect::<std::collections::BTreeSet<_>>()), "rank {rank}");
+        assert!(
+            found.keys().eq(expected
+                .clone()
+                .map(|entry| &entry.name)
+                .collect::<std::collections::BTreeSet<_>>()),
+            "rank {rank}"
+        );
         for (name, gradient) in found {
             let ranks: Vec<_> = plain.iter().map(|plain| plain[name].clone()).collect();
             assert_same_bits(gradient, &tree_mean(&ranks), &format!("rank {rank}: {name}"));

@@ -1,7 +1,9 @@
 //! Models, worlds and oracles that the tests share.
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
@@ -185,21 +187,8 @@ pub(crate) fn values<M: Module>(model: &M) -> Named {
     visit(model, Of(Named::new())).0
 }
 
-pub(crate) fn ids<M: Module>(model: &M) -> BTreeMap<String, ParamId> {
-    struct Of(BTreeMap<String, ParamId>);
-    impl Each for Of {
-        fn each<const D: usize>(&mut self, name: String, param: &Param<Tensor<D>>) {
-            self.0.insert(name, param.id);
-        }
-    }
-    visit(model, Of(BTreeMap::new())).0
-}
-
 /// Gradients of one rank's loss, by plain Burn.
-pub(crate) fn plain_gradients<M: Module>(
-    model: &M,
-    loss: impl Fn(&M) -> Tensor<1>,
-) -> Named {
+pub(crate) fn plain_gradients<M: Module>(model: &M, loss: impl Fn(&M) -> Tensor<1>) -> Named {
     let model = model.clone().fork(&device());
     let backward = loss(&model).backward();
     gradients(&model, &GradientsParams::from_grads(backward, &model))
