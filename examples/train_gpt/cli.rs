@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
 use serde::Serialize;
@@ -35,7 +34,7 @@ Written to --out:
 #[command(name = "train_gpt", after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Ranks that share the model; each reads its own sequences
-    #[arg(long, default_value_t = 4, value_parser = positive())]
+    #[arg(long, default_value_t = 4, value_parser = positive)]
     pub(crate) ranks: usize,
     /// How long a rank keeps the weights it borrows
     #[arg(long, value_enum, default_value_t)]
@@ -50,32 +49,42 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "optimizer")]
     pub(crate) compare: bool,
     /// Training steps
-    #[arg(long, default_value_t = 150, value_parser = positive())]
+    #[arg(long, default_value_t = 120, value_parser = positive)]
     pub(crate) steps: usize,
     /// Sequences a step, on each rank
-    #[arg(long, default_value_t = 4, value_parser = positive())]
+    #[arg(long, default_value_t = 4, value_parser = positive)]
     pub(crate) batch: usize,
     /// Peak learning rate of Muon, scaled so that AdamW's would do
-    #[arg(long, default_value_t = 0.01, value_name = "RATE")]
+    #[arg(
+        long,
+        default_value_t = 0.01,
+        value_name = "RATE",
+        allow_negative_numbers = true
+    )]
     pub(crate) muon_lr: f64,
     /// Peak learning rate of AdamW
-    #[arg(long, default_value_t = 0.003, value_name = "RATE")]
+    #[arg(
+        long,
+        default_value_t = 0.003,
+        value_name = "RATE",
+        allow_negative_numbers = true
+    )]
     pub(crate) adamw_lr: f64,
     /// Seed of weights, batches and sample
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
     /// Transformer blocks
-    #[arg(long, default_value_t = 4, value_parser = positive(), help_heading = "Model")]
+    #[arg(long, default_value_t = 4, value_parser = positive, help_heading = "Model")]
     pub(crate) layers: usize,
     /// Width of the residual stream
-    #[arg(long, default_value_t = 256, value_parser = positive(), help_heading = "Model")]
+    #[arg(long, default_value_t = 192, value_parser = positive, help_heading = "Model")]
     pub(crate) width: usize,
     /// Attention heads; the width of each is --width / --heads
-    #[arg(long, default_value_t = 4, value_parser = positive(), help_heading = "Model")]
+    #[arg(long, default_value_t = 6, value_parser = positive, help_heading = "Model")]
     pub(crate) heads: usize,
     /// Bytes of context
-    #[arg(long, default_value_t = 256, value_parser = positive(), help_heading = "Model")]
+    #[arg(long, default_value_t = 128, value_parser = positive, help_heading = "Model")]
     pub(crate) seq_len: usize,
 
     /// Text to learn: a file, or a folder with all its files
@@ -176,6 +185,9 @@ impl Args {
     }
 }
 
-fn positive() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+fn positive(text: &str) -> Result<usize, &'static str> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("not a whole number from 1 up"),
+    }
 }

@@ -108,7 +108,7 @@ impl Figure<'_> {
             .collect();
         let title = format!("{} on {ranks} ranks", names.join(" and "));
         let detail = format!(
-            "byte-level GPT, {layers} layers of width {width}; {} sequences of {seq_len} bytes a step",
+            "byte-level GPT, {layers} layers of width {width}; {} × {seq_len} bytes a step",
             ranks * batch
         );
         area.draw(&Text::new(

@@ -1,4 +1,4 @@
-//! A small seeded generator of our own, so that data order and sampling never touch Burn's global one.
+//! A small seeded generator: batches and samples never touch the one that all of Burn shares.
 
 /// SplitMix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]

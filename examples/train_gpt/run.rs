@@ -148,8 +148,8 @@ fn tell(summary: &Summary) {
         ..
     } = summary;
     println!(
-        "{:9} loss {final_loss:.3}, on held-out text {val_loss:.3} (unigram {unigram_baseline:.3}); \
-         {elapsed_s:.0} s, {:.0} tokens/s",
+        "{:9} loss {final_loss:.3}, on held-out text {val_loss:.3} \
+         (unigram {unigram_baseline:.3}); {elapsed_s:.0} s, {:.0} tokens/s",
         summary.optimizer.title(),
         summary.tokens_per_s
     );
