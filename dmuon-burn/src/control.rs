@@ -18,6 +18,17 @@ pub(crate) fn gather(world: &World, label: &str, part: &[u8]) -> Result<Vec<Vec<
     Ok(bytes.chunks(part.len()).map(<[u8]>::to_vec).collect())
 }
 
+/// Sums values over ranks.
+///
+/// # Collective
+/// Every rank of the world, with as many values.
+pub(crate) fn sum(world: &World, values: &[f64]) -> Result<Vec<f64>> {
+    let call = Call::new(Op::AllReduce, "sums", Element::F64, values.len()).with_payload(0);
+    let input = dmuon_core::Buffer::from_elements(values).freeze();
+    let sums = world.group().start(call, Some(input))?.wait(world.deadline())?;
+    Ok(sums.map(|sums| sums.elements::<f64>().to_vec()).unwrap_or_default())
+}
+
 /// Waits until every rank is here.
 ///
 /// # Collective

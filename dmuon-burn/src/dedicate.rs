@@ -2,7 +2,7 @@
 
 use crate::binding::binding;
 use crate::blueprint::{Blueprint, Request};
-use crate::control::{Description, agree, barrier};
+use crate::control::{self, Description, agree, barrier};
 use crate::error::{Error, Result};
 use crate::export;
 use crate::hooked::Boundary;
@@ -312,6 +312,17 @@ impl Dedicated {
     /// A group has failed, or the model holds stale weights.
     pub fn full_model<M: Module>(&self, model: &M, root: Rank) -> Result<Option<M>> {
         export::full_model(&self.runtime, model, root)
+    }
+
+    /// The sums of every rank's values, in one call and in a fixed order; for losses and counts.
+    ///
+    /// # Collective
+    /// Every rank, with as many values.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn sum(&self, values: &[f64]) -> Result<Vec<f64>> {
+        control::sum(self.runtime.world(), values)
     }
 
     /// Drops this rank's copies of other owners' weights, e.g. after an evaluation. Forget any

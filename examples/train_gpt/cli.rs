@@ -55,20 +55,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 4, value_parser = positive)]
     pub(crate) batch: usize,
     /// Peak learning rate of Muon, scaled so that AdamW's would do
-    #[arg(
-        long,
-        default_value_t = 0.01,
-        value_name = "RATE",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, default_value_t = 0.01, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) muon_lr: f64,
     /// Peak learning rate of AdamW
-    #[arg(
-        long,
-        default_value_t = 0.003,
-        value_name = "RATE",
-        allow_negative_numbers = true
-    )]
+    #[arg(long, default_value_t = 0.003, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) adamw_lr: f64,
     /// Seed of weights, batches and sample
     #[arg(long, default_value_t = 1)]
@@ -136,14 +126,21 @@ impl Optimizer {
     }
 }
 
+impl From<Mode> for dmuon::Mode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::Z2 => Self::Z2,
+            Mode::Z3 => Self::Z3,
+        }
+    }
+}
+
 impl Args {
     /// Parses the command line; prints help or what is wrong with it, and exits, where it must.
     pub(crate) fn from_command_line() -> Self {
         let args = Self::parse();
         if let Err(message) = args.check() {
-            Self::command()
-                .error(ErrorKind::ValueValidation, message)
-                .exit();
+            Self::command().error(ErrorKind::ValueValidation, message).exit();
         }
         args
     }
@@ -152,9 +149,7 @@ impl Args {
     fn check(&self) -> Result<(), String> {
         let Self { width, heads, .. } = *self;
         if width % heads != 0 {
-            return Err(format!(
-                "--width {width} is not divisible by --heads {heads}"
-            ));
+            return Err(format!("--width {width} is not divisible by --heads {heads}"));
         }
         if !(width / heads).is_multiple_of(2) {
             let head = width / heads;
@@ -177,11 +172,7 @@ impl Args {
 
     /// The optimizers to train with, one after the other.
     pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
-        if self.compare {
-            vec![Optimizer::Muon, Optimizer::Adamw]
-        } else {
-            vec![self.optimizer]
-        }
+        if self.compare { vec![Optimizer::Muon, Optimizer::Adamw] } else { vec![self.optimizer] }
     }
 }
 

@@ -12,15 +12,8 @@ use crate::model::VOCABULARY;
 use crate::random::Random;
 
 /// The sources that cargo had to download to build this example: the default text, some 6 MB.
-const CRATES: [&str; 7] = [
-    "petgraph",
-    "rayon",
-    "clap_builder",
-    "burn-flex",
-    "burn-backend",
-    "burn-nn",
-    "burn-tensor",
-];
+const CRATES: [&str; 7] =
+    ["petgraph", "rayon", "clap_builder", "burn-flex", "burn-backend", "burn-nn", "burn-tensor"];
 
 /// One byte in so many is held out for validation.
 const HELD_OUT: usize = 20;
@@ -68,12 +61,7 @@ impl Corpus {
         let sha256 = hex(&Sha256::digest(&bytes));
         let mut train = bytes;
         let valid = train.split_off(train.len() - train.len() / HELD_OUT);
-        Ok(Self {
-            source,
-            sha256,
-            train,
-            valid,
-        })
+        Ok(Self { source, sha256, train, valid })
     }
 
     /// Training sequences `first..first + count` of a step: a pure function of seed, step and
@@ -91,18 +79,14 @@ impl Corpus {
     pub(crate) fn validation(&self, count: usize, seq_len: usize) -> Vec<&[u8]> {
         let count = count.min(self.valid.len() / (seq_len + 1));
         let stride = self.valid.len() / count;
-        (0..count)
-            .map(|i| &self.valid[i * stride..=i * stride + seq_len])
-            .collect()
+        (0..count).map(|i| &self.valid[i * stride..=i * stride + seq_len]).collect()
     }
 
     /// Nats a byte, on the held-out text, of guessing by how frequent each byte is in the training
     /// text: what a model that reads no context can reach.
     pub(crate) fn unigram_baseline(&self) -> f64 {
         let mut count = [1.0; VOCABULARY];
-        self.train
-            .iter()
-            .for_each(|&byte| count[usize::from(byte)] += 1.0);
+        self.train.iter().for_each(|&byte| count[usize::from(byte)] += 1.0);
         let total: f64 = count.iter().sum();
         let nats = |&byte: &u8| -(count[usize::from(byte)] / total).ln();
         self.valid.iter().map(nats).sum::<f64>() / self.valid.len() as f64
@@ -120,11 +104,7 @@ pub(crate) struct Sequences {
 impl Sequences {
     /// The share of one rank.
     pub(crate) fn of_rank(rank: usize, count: usize, seq_len: usize) -> Self {
-        Self {
-            first: rank * count,
-            count,
-            seq_len,
-        }
+        Self { first: rank * count, count, seq_len }
     }
 }
 
@@ -137,10 +117,7 @@ impl Batch {
             let tokens: Vec<i32> = bytes.map(|&byte| byte.into()).collect();
             Tensor::from_data(TensorData::new(tokens, [sequences.len(), seq_len]), device)
         };
-        Self {
-            inputs: tensor(0),
-            targets: tensor(1),
-        }
+        Self { inputs: tensor(0), targets: tensor(1) }
     }
 }
 
@@ -151,17 +128,10 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// The default text: sources of [`CRATES`] or, where cargo keeps none, of this repository.
 fn read_sources() -> Result<(String, Vec<u8>), Error> {
-    match CRATES
-        .iter()
-        .map(|name| crate_folder(name))
-        .collect::<Option<Vec<_>>>()
-    {
+    match CRATES.iter().map(|name| crate_folder(name)).collect::<Option<Vec<_>>>() {
         Some(folders) => {
             let bytes = read_folders(&folders, "rs")?;
-            Ok((
-                format!("Rust sources of {} in cargo's registry", CRATES.join(", ")),
-                bytes,
-            ))
+            Ok((format!("Rust sources of {} in cargo's registry", CRATES.join(", ")), bytes))
         }
         None => {
             let own = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -177,16 +147,10 @@ fn crate_folder(name: &str) -> Option<PathBuf> {
     let folder = format!("{name}-{}", locked_version(name)?);
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(env::home_dir()?.join(".cargo")))?;
-    let mut registries: Vec<_> = fs::read_dir(home.join("registry/src"))
-        .ok()?
-        .flatten()
-        .map(|e| e.path())
-        .collect();
+    let mut registries: Vec<_> =
+        fs::read_dir(home.join("registry/src")).ok()?.flatten().map(|e| e.path()).collect();
     registries.sort();
-    registries
-        .into_iter()
-        .map(|registry| registry.join(&folder))
-        .find(|path| path.is_dir())
+    registries.into_iter().map(|registry| registry.join(&folder)).find(|path| path.is_dir())
 }
 
 fn locked_version(name: &str) -> Option<&'static str> {
@@ -201,14 +165,9 @@ fn read_path(path: &Path) -> Result<(String, Vec<u8>), Error> {
         return Ok((format!("all files under {}", path.display()), bytes));
     }
     if !path.exists() {
-        return Err(Error::DataMissing {
-            path: path.to_path_buf(),
-        });
+        return Err(Error::DataMissing { path: path.to_path_buf() });
     }
-    Ok((
-        path.display().to_string(),
-        fs::read(path).map_err(Error::io("read", path))?,
-    ))
+    Ok((path.display().to_string(), fs::read(path).map_err(Error::io("read", path))?))
 }
 
 /// All files under each folder whose names end in `.extension` (any, if empty), in order of their

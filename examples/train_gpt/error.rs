@@ -25,18 +25,19 @@ pub(crate) enum Error {
         seq_len: usize,
     },
     #[error("could not {action} {}: {source}", path.display())]
-    Io {
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("could not write {} as JSON: {source}", path.display())]
-    Json {
-        path: PathBuf,
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
     #[error("could not draw {}: {cause}", path.display())]
     Figure { path: PathBuf, cause: String },
+    #[error("step {step}: {} had no gradient and so no Muon update", parameters.join(", "))]
+    NotUpdated { step: usize, parameters: Vec<String> },
+    #[error("step {step}: {found} matrices were orthogonalized where the plan has {planned}")]
+    Orthogonalized { step: usize, found: u64, planned: usize },
+    #[error(transparent)]
+    Dmuon(#[from] dmuon::Error),
+    #[error(transparent)]
+    Ranks(#[from] dmuon::core::Error),
     #[error("step {step}: the loss is {loss}; try a smaller --muon-lr or --adamw-lr")]
     Diverged { step: usize, loss: f64 },
 }
@@ -45,10 +46,6 @@ impl Error {
     /// For `map_err`: names what was being done, and to which path.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
-        move |source| Self::Io {
-            action,
-            path,
-            source,
-        }
+        move |source| Self::Io { action, path, source }
     }
 }

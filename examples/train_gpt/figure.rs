@@ -49,10 +49,8 @@ type DrawResult = Result<(), Box<dyn std::error::Error>>;
 impl Figure<'_> {
     /// Writes a PNG to `path`.
     pub(crate) fn draw(&self, path: &Path) -> Result<(), Error> {
-        self.try_draw(path).map_err(|cause| Error::Figure {
-            path: path.into(),
-            cause: cause.to_string(),
-        })
+        self.try_draw(path)
+            .map_err(|cause| Error::Figure { path: path.into(), cause: cause.to_string() })
     }
 
     fn try_draw(&self, path: &Path) -> DrawResult {
@@ -82,10 +80,7 @@ impl Figure<'_> {
 
     /// From a round number below every loss to just above the highest.
     fn range(&self) -> Range<f64> {
-        let losses = self
-            .curves
-            .iter()
-            .flat_map(|c| c.losses.iter().chain([&c.val_loss]));
+        let losses = self.curves.iter().flat_map(|c| c.losses.iter().chain([&c.val_loss]));
         let (low, high) = losses.fold((self.baseline, self.baseline), |(low, high), &loss| {
             (low.min(loss), high.max(loss))
         });
@@ -93,34 +88,15 @@ impl Figure<'_> {
     }
 
     fn draw_title(&self, area: &DrawingArea<BitMapBackend, plotters::coord::Shift>) -> DrawResult {
-        let Args {
-            ranks,
-            layers,
-            width,
-            batch,
-            seq_len,
-            ..
-        } = self.args;
-        let names: Vec<_> = self
-            .curves
-            .iter()
-            .map(|curve| curve.optimizer.title())
-            .collect();
+        let Args { ranks, layers, width, batch, seq_len, .. } = self.args;
+        let names: Vec<_> = self.curves.iter().map(|curve| curve.optimizer.title()).collect();
         let title = format!("{} on {ranks} ranks", names.join(" and "));
         let detail = format!(
             "byte-level GPT, {layers} layers of width {width}; {} × {seq_len} bytes a step",
             ranks * batch
         );
-        area.draw(&Text::new(
-            title,
-            (120, 32),
-            (FONT, 40).into_font().color(&INK),
-        ))?;
-        area.draw(&Text::new(
-            detail,
-            (120, 82),
-            (FONT, 26).into_font().color(&GREY),
-        ))?;
+        area.draw(&Text::new(title, (120, 32), (FONT, 40).into_font().color(&INK)))?;
+        area.draw(&Text::new(detail, (120, 82), (FONT, 26).into_font().color(&GREY)))?;
         Ok(())
     }
 
@@ -162,33 +138,17 @@ fn draw_curve(chart: &mut Chart, curve: &Curve) -> DrawResult {
         Optimizer::Adamw => ORANGE,
     };
     let points = |losses: &[f64]| -> Vec<(f64, f64)> {
-        losses
-            .iter()
-            .enumerate()
-            .map(|(i, &loss)| (i as f64 + 1.0, loss))
-            .collect()
+        losses.iter().enumerate().map(|(i, &loss)| (i as f64 + 1.0, loss)).collect()
     };
-    chart.draw_series(LineSeries::new(
-        points(&curve.losses),
-        color.mix(0.28).stroke_width(2),
-    ))?;
+    chart.draw_series(LineSeries::new(points(&curve.losses), color.mix(0.28).stroke_width(2)))?;
     let end = (curve.losses.len() as f64, curve.val_loss);
-    let label = format!(
-        "{}: held-out loss {:.2}",
-        curve.optimizer.title(),
-        curve.val_loss
-    );
+    let label = format!("{}: held-out loss {:.2}", curve.optimizer.title(), curve.val_loss);
     chart
-        .draw_series(LineSeries::new(
-            points(&smooth(&curve.losses)),
-            color.stroke_width(4),
-        ))?
+        .draw_series(LineSeries::new(points(&smooth(&curve.losses)), color.stroke_width(4)))?
         .label(label)
         .legend(move |(x, y)| PathElement::new([(x, y), (x + 36, y)], color.stroke_width(5)));
-    chart.draw_series([
-        Circle::new(end, 10, WHITE.filled()),
-        Circle::new(end, 7, color.filled()),
-    ])?;
+    chart
+        .draw_series([Circle::new(end, 10, WHITE.filled()), Circle::new(end, 7, color.filled())])?;
     Ok(())
 }
 

@@ -2,11 +2,7 @@
 //!
 //! `cargo run --release --example train_gpt -- --help` explains the options.
 #![forbid(unsafe_code)]
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "it talks to whoever runs it"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it talks to whoever runs it")]
 
 mod cli;
 mod data;
@@ -26,10 +22,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     let args = cli::Args::from_command_line();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run::run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -1,4 +1,5 @@
-//! A byte-level GPT in ordinary Burn modules: it knows nothing of ranks, owners or optimizers.
+//! A byte-level GPT in ordinary Burn modules, its blocks wrapped as boundaries; it knows nothing of
+//! ranks, owners or optimizers.
 
 use burn::config::Config;
 use burn::module::{Initializer, Module};
@@ -6,6 +7,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor};
+use dmuon::Hooked;
 
 /// Every value of a byte is a token.
 pub(crate) const VOCABULARY: usize = 256;
@@ -27,7 +29,7 @@ pub(crate) struct GptConfig {
 #[derive(Module, Debug)]
 pub(crate) struct Gpt {
     embed: Embedding,
-    layers: Vec<Block>,
+    layers: Vec<Hooked<Block>>,
     norm: RmsNorm,
     head: Linear,
 }
@@ -35,14 +37,11 @@ pub(crate) struct Gpt {
 impl GptConfig {
     /// A fresh model; its values follow from the seed of `device`.
     pub(crate) fn init(&self, device: &Device) -> Gpt {
-        let embedding = Initializer::Normal {
-            mean: 0.0,
-            std: 0.02,
-        };
+        let embedding = Initializer::Normal { mean: 0.0, std: 0.02 };
         let embed = EmbeddingConfig::new(VOCABULARY, self.width).with_initializer(embedding);
         Gpt {
             embed: embed.init(device),
-            layers: (0..self.layers).map(|_| Block::new(self, device)).collect(),
+            layers: (0..self.layers).map(|_| Hooked::new(Block::new(self, device))).collect(),
             norm: RmsNormConfig::new(self.width).init(device),
             head: linear(self.width, VOCABULARY, device),
         }
@@ -59,7 +58,7 @@ impl Gpt {
     pub(crate) fn forward(&self, bytes: Tensor<2, Int>) -> Tensor<3> {
         let mut x = self.embed.forward(bytes);
         for block in &self.layers {
-            x = block.forward(x);
+            x = block.run(x, |block, x| block.forward(x));
         }
         self.head.forward(self.norm.forward(x))
     }
@@ -68,9 +67,7 @@ impl Gpt {
     pub(crate) fn loss(&self, bytes: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         let logits = self.forward(bytes).flatten::<2>(0, 1);
         let device = logits.device();
-        CrossEntropyLossConfig::new()
-            .init(&device)
-            .forward(logits, targets.flatten::<1>(0, 1))
+        CrossEntropyLossConfig::new().init(&device).forward(logits, targets.flatten::<1>(0, 1))
     }
 }
 
@@ -130,10 +127,7 @@ impl Attention {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, seq, width] = x.dims();
         let head_width = width / self.heads;
-        let split = |t: Tensor<3>| {
-            t.reshape([batch, seq, self.heads, head_width])
-                .swap_dims(1, 2)
-        };
+        let split = |t: Tensor<3>| t.reshape([batch, seq, self.heads, head_width]).swap_dims(1, 2);
 
         let scale = (head_width as f64).powf(-0.5);
         let query = self.rotary.forward(split(self.q_proj.forward(x.clone()))) * scale;
@@ -142,12 +136,9 @@ impl Attention {
 
         let future = self.future.clone().slice([0..seq, 0..seq]).unsqueeze::<4>();
         let future = future.expand([batch, self.heads, seq, seq]);
-        let scores = query
-            .matmul(key.transpose())
-            .mask_fill(future, f32::NEG_INFINITY);
+        let scores = query.matmul(key.transpose()).mask_fill(future, f32::NEG_INFINITY);
         let mixed = softmax(scores, 3).matmul(value);
-        self.o_proj
-            .forward(mixed.swap_dims(1, 2).reshape([batch, seq, width]))
+        self.o_proj.forward(mixed.swap_dims(1, 2).reshape([batch, seq, width]))
     }
 }
 
@@ -193,10 +184,7 @@ impl Rotary {
         let pair = Tensor::<1, Int>::arange(0..half as i64, device).float();
         let frequency = (pair * (-Self::BASE.ln() / half as f64)).exp();
         let angle = position.unsqueeze_dim::<2>(1) * frequency.unsqueeze_dim::<2>(0);
-        Self {
-            cos: angle.clone().cos(),
-            sin: angle.sin(),
-        }
+        Self { cos: angle.clone().cos(), sin: angle.sin() }
     }
 
     /// `[batch, heads, seq, head]` in and out.
@@ -215,9 +203,7 @@ impl Rotary {
 
 /// A projection without bias, in Burn's default initialization.
 fn linear(input: usize, output: usize, device: &Device) -> Linear {
-    LinearConfig::new(input, output)
-        .with_bias(false)
-        .init(device)
+    LinearConfig::new(input, output).with_bias(false).init(device)
 }
 
 /// A projection that ends in the residual stream: smaller the more of them add up.

@@ -31,7 +31,7 @@ pub(crate) struct StepRecord {
     pub(crate) tokens_per_s: f64,
     /// Newton-Schulz iterations run, all ranks together.
     pub(crate) ns_calls: u64,
-    /// Payload of all collectives, all ranks together.
+    /// Payload between owners and the others, weights and gradients, all ranks together.
     pub(crate) bytes_moved: u64,
     /// Since the first step began.
     pub(crate) elapsed_s: f64,
@@ -55,7 +55,9 @@ pub(crate) struct Summary {
     pub(crate) data_sha256: String,
     pub(crate) weights_sha256: String,
     pub(crate) ns_calls: u64,
+    /// Payload between owners and the others, as counted.
     pub(crate) bytes_moved: u64,
+    /// The same, as the plan says.
     pub(crate) bytes_predicted: u64,
     /// Most bytes of weights each rank held at once.
     pub(crate) peak_weight_bytes: Vec<u64>,
@@ -88,9 +90,7 @@ impl Reporter {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let path = folder.join("steps.jsonl");
         Ok(Self {
-            bar: io::stderr()
-                .is_terminal()
-                .then(|| progress_bar(optimizer, steps)),
+            bar: io::stderr().is_terminal().then(|| progress_bar(optimizer, steps)),
             file: File::create(&path).map_err(Error::io("create", &path))?,
             path,
             steps,
@@ -127,29 +127,18 @@ impl Reporter {
 
     fn append(&mut self, record: &StepRecord) -> Result<(), Error> {
         let json = serde_json::to_string(record);
-        let json = json.map_err(|source| Error::Json {
-            path: self.path.clone(),
-            source,
-        })?;
+        let json = json.map_err(|source| Error::Json { path: self.path.clone(), source })?;
         writeln!(self.file, "{json}").map_err(Error::io("write", &self.path))
     }
 
     fn show(&self, record: &StepRecord) {
-        let StepRecord {
-            step,
-            loss,
-            tokens_per_s,
-            ..
-        } = record;
+        let StepRecord { step, loss, tokens_per_s, .. } = record;
         if let Some(bar) = &self.bar {
             bar.set_message(format!("loss {loss:.3}  {tokens_per_s:.0} tokens/s"));
             bar.inc(1);
         } else if step % self.steps.div_ceil(PLAIN_LINES) == 0 || *step == 1 || *step == self.steps
         {
-            eprintln!(
-                "step {step}/{}  loss {loss:.3}  {tokens_per_s:.0} tokens/s",
-                self.steps
-            );
+            eprintln!("step {step}/{}  loss {loss:.3}  {tokens_per_s:.0} tokens/s", self.steps);
         }
     }
 
@@ -173,24 +162,26 @@ fn progress_bar(optimizer: Optimizer, steps: usize) -> ProgressBar {
     let template = "{prefix:6} {bar:32.cyan/dim} {pos}/{len}  {msg}  {eta} left";
     let style =
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(steps as u64)
-        .with_style(style)
-        .with_prefix(optimizer.title())
+    ProgressBar::new(steps as u64).with_style(style).with_prefix(optimizer.title())
 }
 
 impl Summary {
     /// Writes `folder/summary.json`, whole or not at all.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), Error> {
-        let path = folder.join("summary.json");
-        let json = serde_json::to_string_pretty(self);
-        let json = json.map_err(|source| Error::Json {
-            path: path.clone(),
-            source,
-        })?;
-        let draft = folder.join("summary.json.tmp");
-        fs::write(&draft, json + "\n").map_err(Error::io("write", &draft))?;
-        fs::rename(&draft, &path).map_err(Error::io("rename to", &path))
+        write_json(&folder.join("summary.json"), self)
     }
+}
+
+/// Writes a value as JSON, whole or not at all.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+    let json = serde_json::to_string_pretty(value);
+    let json = json.map_err(|source| Error::Json { path: path.into(), source })?;
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
+    }
+    let draft = path.with_extension("json.tmp");
+    fs::write(&draft, json + "\n").map_err(Error::io("write", &draft))?;
+    fs::rename(&draft, path).map_err(Error::io("rename to", path))
 }
 
 /// SHA-256 over all weights of a whole model in the order of their names: of each the name, the
@@ -226,10 +217,7 @@ impl ModuleVisitor for Weights {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = param.val();
         let shape = tensor.dims();
-        let mut bytes: Vec<u8> = shape
-            .iter()
-            .flat_map(|&dim| (dim as u64).to_le_bytes())
-            .collect();
+        let mut bytes: Vec<u8> = shape.iter().flat_map(|&dim| (dim as u64).to_le_bytes()).collect();
         bytes.extend(tensor.into_data().iter::<f32>().flat_map(f32::to_le_bytes));
         self.entries.push((self.path.join("."), bytes));
     }

@@ -41,25 +41,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         summary.write(&folder(args, optimizer))?;
         tell(&summary);
         if !args.no_sample {
-            println!(
-                "\nThe model, after \"{PROMPT}\":\n\n{}\n",
-                sample(&model, args)
-            );
+            println!("\nThe model, after \"{PROMPT}\":\n\n{}\n", sample(&model, args));
         }
         let losses = trained.steps.iter().map(|step| step.loss).collect();
-        curves.push(Curve {
-            optimizer,
-            losses,
-            val_loss,
-        });
+        curves.push(Curve { optimizer, losses, val_loss });
     }
     let path = args.out.join("loss.png");
-    Figure {
-        curves: &curves,
-        baseline,
-        args,
-    }
-    .draw(&path)?;
+    Figure { curves: &curves, baseline, args }.draw(&path)?;
     println!("figure and records: {}", args.out.display());
     Ok(())
 }
@@ -117,10 +105,7 @@ fn summarize(
     Summary {
         optimizer,
         mode: args.mode,
-        mesh: MeshShape {
-            replicate: 1,
-            shard: args.ranks,
-        },
+        mesh: MeshShape { replicate: 1, shard: args.ranks },
         seed: args.seed,
         steps: args.steps,
         parameters: Module::num_params(&trained.model),
@@ -140,19 +125,20 @@ fn summarize(
 }
 
 fn tell(summary: &Summary) {
-    let Summary {
-        final_loss,
-        val_loss,
-        unigram_baseline,
-        elapsed_s,
-        ..
-    } = summary;
+    let Summary { final_loss, val_loss, unigram_baseline, elapsed_s, .. } = summary;
     println!(
         "{:9} loss {final_loss:.3}, on held-out text {val_loss:.3} \
          (unigram {unigram_baseline:.3}); {elapsed_s:.0} s, {:.0} tokens/s",
         summary.optimizer.title(),
         summary.tokens_per_s
     );
+    println!(
+        "moved     {} MB between owners and the others, {} MB predicted",
+        train::megabytes(summary.bytes_moved),
+        train::megabytes(summary.bytes_predicted)
+    );
+    let peaks: Vec<_> = summary.peak_weight_bytes.iter().copied().map(train::megabytes).collect();
+    println!("memory    at most {} MB of weights on ranks 0..", peaks.join(", "));
     println!("weights   sha256 {}", summary.weights_sha256);
 }
 

@@ -39,14 +39,8 @@ impl Sampling<'_> {
         let tokens: Vec<i32> = context.iter().map(|&byte| byte.into()).collect();
         let shape = [1, tokens.len()];
         let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), device);
-        let last = model
-            .forward(tokens)
-            .narrow(1, shape[1] - 1, 1)
-            .flatten::<1>(0, 2);
-        softmax(last / self.temperature, 0)
-            .into_data()
-            .iter::<f64>()
-            .collect()
+        let last = model.forward(tokens).narrow(1, shape[1] - 1, 1).flatten::<1>(0, 2);
+        softmax(last / self.temperature, 0).into_data().iter::<f64>().collect()
     }
 }
 

@@ -1,17 +1,20 @@
-//! The training loop of one rank, and what it brings home.
+//! The training loop of one rank, and what rank 0 brings home.
 
 use std::f64::consts::PI;
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
-use burn::optim::{AdamWConfig, AdjustLrFn, GradientsParams, ModuleOptimizer, MuonConfig};
+use burn::module::Module;
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
+use dmuon::partition::{ElemBytes, Traffic};
+use dmuon::prelude::*;
+use dmuon::{Holding, OpKind, Route};
 
 use crate::cli::{Args, Optimizer};
 use crate::data::{Batch, Corpus, Sequences};
 use crate::error::Error;
 use crate::model::Gpt;
-use crate::report::{Reporter, StepRecord, Work};
+use crate::report::{self, Reporter, StepRecord, Work};
 
 /// Share of the steps in which the learning rates rise.
 const WARM_UP: f64 = 0.05;
@@ -31,14 +34,7 @@ pub(crate) struct Trained {
     pub(crate) bytes_predicted: u64,
 }
 
-/// This rank, among how many.
-#[derive(Debug, Clone, Copy)]
-struct World {
-    rank: usize,
-    size: usize,
-}
-
-/// Trains from a fresh model; the steps go to `folder`.
+/// Trains from a fresh model on rank threads; the records go to `folder`.
 pub(crate) fn train(
     args: &Args,
     optimizer: Optimizer,
@@ -48,52 +44,121 @@ pub(crate) fn train(
     let device = Device::flex().autodiff();
     // Burn draws from one generator for the whole process: the weights are drawn here, once.
     device.seed(args.seed);
-    let model = args.model().init(&device).materialize();
-    let reporter = Reporter::start(folder, optimizer, args.steps)?;
-    // One rank reads the sequences of all, until the collectives are in.
-    let world = World { rank: 0, size: 1 };
-    train_rank(world, model, optimizer, args, corpus, reporter)
+    let model = args.model().init(&device);
+    dmuon::initialize(&model);
+    let job = Job { args, optimizer, corpus, folder };
+    let ranks = dmuon::launch(args.ranks, |world| job.train_rank(world, model.clone()))?;
+    let trained = ranks.into_iter().flatten().next();
+    Ok(trained.unwrap_or_else(|| unreachable!("rank 0 gathers the model")))
 }
 
-fn train_rank(
-    world: World,
-    mut model: Gpt,
+/// What all ranks are told.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    args: &'a Args,
     optimizer: Optimizer,
-    args: &Args,
-    corpus: &Corpus,
-    mut reporter: Reporter,
-) -> Result<Trained, Error> {
-    let device = Device::flex().autodiff();
-    let share = Sequences::of_rank(
-        world.rank,
-        args.ranks * args.batch / world.size,
-        args.seq_len,
-    );
-    let tokens = args.ranks * args.batch * args.seq_len;
-    let mut optimizers = Optimizers::new(optimizer, &model);
+    corpus: &'a Corpus,
+    folder: &'a Path,
+}
 
-    for step in 0..args.steps {
-        let batch = Batch::new(&corpus.batch(args.seed, step, share), &device);
-        let loss = model.loss(batch.inputs, batch.targets);
-        let loss_value: f64 = loss.clone().into_scalar();
-        if !loss_value.is_finite() {
-            return Err(Error::Diverged {
-                step: step + 1,
-                loss: loss_value,
-            });
+impl Job<'_> {
+    fn train_rank(self, world: World, model: Gpt) -> Result<Option<Trained>, Error> {
+        let Self { args, optimizer, corpus, folder } = self;
+        let device = Device::flex().autodiff();
+        let mesh = Mesh::new(&world)?;
+        let (mut model, dedicated) = Dedicate::new(&mesh)
+            .mode(args.mode.into())
+            .prefetch(args.prefetch)
+            .apply(model.fork(&device))?;
+        let mut reporter = match world.rank() {
+            Rank(0) => {
+                self.tell_plan(&dedicated);
+                report::write_json(&folder.join("routes.json"), dedicated.routes())?;
+                Some(Reporter::start(folder, optimizer, args.steps)?)
+            }
+            _ => None,
+        };
+        let share = Sequences::of_rank(world.rank().0, args.batch, args.seq_len);
+        let mut stepper = Stepper::new(optimizer, &dedicated)?;
+        for step in 0..args.steps {
+            let batch = Batch::new(&corpus.batch(args.seed, step, share), &device);
+            let loss = model.loss(batch.inputs, batch.targets);
+            let lr_share = lr_share(step, args.steps);
+            let (mean, work);
+            (model, mean, work) = stepper.step(args, step, lr_share, model, loss)?;
+            if let Some(reporter) = &mut reporter {
+                let tokens = args.ranks * args.batch * args.seq_len;
+                reporter.step(mean, lr_share, tokens, work)?;
+            }
         }
-        let lr_share = lr_share(step, args.steps);
-        let work;
-        (model, work) = optimizers.step(args, lr_share, model, &loss);
-        reporter.step(loss_value, lr_share, tokens, work)?;
+        let peak_weight_bytes = peak_weight_bytes(&world, &dedicated)?;
+        let bytes_predicted = predicted(&dedicated).total() * args.steps as u64;
+        let steps = reporter.map(Reporter::finish);
+        let full = dedicated.full_model(&model, Rank(0))?;
+        Ok(full.zip(steps).map(|(model, steps)| Trained {
+            model,
+            steps,
+            peak_weight_bytes,
+            bytes_predicted,
+        }))
     }
-    let peak_weight_bytes = vec![4 * Module::num_params(&model) as u64];
-    Ok(Trained {
-        model,
-        steps: reporter.finish(),
-        peak_weight_bytes,
-        bytes_predicted: 0,
-    })
+
+    fn tell_plan(&self, dedicated: &Dedicated) {
+        let routes = dedicated.routes();
+        let (matrices, elems) = routes.count(Route::Muon);
+        let (others, other_elems) = routes.count(Route::Replicated);
+        let trainer = self.optimizer.title();
+        println!("\nroutes    {matrices} matrices ({elems} values) by {trainer} on their owners,");
+        println!("          {others} other parameters ({other_elems}) by AdamW on every rank");
+        if let Ok(balance) = dedicated.plan().balance(&dmuon::CostModel::NewtonSchulz) {
+            println!(
+                "plan      {} boundaries; owners by Newton-Schulz work:",
+                dedicated.plan().boundaries().len()
+            );
+            balance.to_string().lines().for_each(|line| println!("          {line}"));
+        }
+        let Predicted { weights, gradients } = predicted(dedicated);
+        println!(
+            "traffic   {} MB of weights and {} MB of gradients a step, all ranks together ({})",
+            megabytes(weights),
+            megabytes(gradients),
+            dedicated.mode()
+        );
+    }
+}
+
+/// Payload of one step, all ranks together, in bytes.
+struct Predicted {
+    weights: u64,
+    gradients: u64,
+}
+
+impl Predicted {
+    fn total(&self) -> u64 {
+        self.weights + self.gradients
+    }
+}
+
+fn predicted(dedicated: &Dedicated) -> Predicted {
+    let traffic = Traffic::predict(dedicated.plan(), dedicated.mode(), ElemBytes::FP32);
+    Predicted {
+        weights: traffic.weights_per_micro_batch() as u64,
+        gradients: traffic.gradients_per_sync() as u64,
+    }
+}
+
+/// Bytes as megabytes, for people.
+pub(crate) fn megabytes(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / 1e6)
+}
+
+/// The most bytes of weights each rank held at once: its own, and what it borrowed.
+fn peak_weight_bytes(world: &World, dedicated: &Dedicated) -> Result<Vec<u64>, Error> {
+    let ledger = world.ledger();
+    let own = ledger.current_bytes(Holding::OwnedWeights) + ledger.peak_bytes(Holding::Weights);
+    let mut of_ranks = vec![0.0; world.size()];
+    of_ranks[world.rank().0] = own as f64;
+    Ok(dedicated.sum(&of_ranks)?.into_iter().map(|bytes| bytes as u64).collect())
 }
 
 /// Rises in a line, then falls along half a cosine.
@@ -107,75 +172,86 @@ fn lr_share(step: usize, steps: usize) -> f64 {
     LAST_LR_SHARE + (1.0 - LAST_LR_SHARE) * 0.5 * (1.0 + (PI * progress).cos())
 }
 
-/// Muon for the matrices of the blocks, if it is asked for, and AdamW for the rest.
-struct Optimizers {
-    matrices: Vec<ParamId>,
-    muon: ModuleOptimizer,
-    rest: Vec<ParamId>,
-    adamw: ModuleOptimizer,
+/// What turns a loss into the next model.
+struct Stepper {
+    optimizer: AnyOptimizer,
+    dedicated: Dedicated,
+    bytes_moved: u64,
 }
 
-impl Optimizers {
-    fn new(optimizer: Optimizer, model: &Gpt) -> Self {
-        let mut split = Split {
-            optimizer,
-            path: vec![],
-            matrices: vec![],
-            rest: vec![],
+enum AnyOptimizer {
+    /// Muon for the matrices of the blocks, AdamW for the rest.
+    Muon(Box<Muon>),
+    /// Burn's AdamW for everything, on the same owners and over the same traffic.
+    AdamW(Box<ModuleOptimizer>),
+}
+
+impl Stepper {
+    fn new(optimizer: Optimizer, dedicated: &Dedicated) -> Result<Self, Error> {
+        let optimizer = match optimizer {
+            Optimizer::Muon => AnyOptimizer::Muon(Box::new(MuonConfig::new().init(dedicated)?)),
+            Optimizer::Adamw => {
+                let adamw = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8);
+                AnyOptimizer::AdamW(Box::new(adamw.with_weight_decay(0.1).init()))
+            }
         };
-        model.visit(&mut split);
-        Self {
-            matrices: split.matrices,
-            muon: MuonConfig::new()
-                .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
-                .init(),
-            rest: split.rest,
-            adamw: AdamWConfig::new()
-                .with_beta_2(0.95)
-                .with_epsilon(1e-8)
-                .init(),
-        }
+        let bytes_moved = bytes_moved(dedicated);
+        Ok(Self { optimizer, dedicated: dedicated.clone(), bytes_moved })
     }
 
-    fn step(&mut self, args: &Args, lr_share: f64, model: Gpt, loss: &Tensor<1>) -> (Gpt, Work) {
-        let mut grads = loss.backward();
-        let matrices = GradientsParams::from_params(&mut grads, &model, &self.matrices);
-        let rest = GradientsParams::from_params(&mut grads, &model, &self.rest);
-        let model = self.muon.step(args.muon_lr * lr_share, model, matrices);
-        let model = self.adamw.step(args.adamw_lr * lr_share, model, rest);
-        (
-            model,
-            Work {
-                ns_calls: self.matrices.len() as u64,
-                bytes_moved: 0,
-            },
-        )
+    /// Returns the next model, the mean loss of all ranks, and what they did together.
+    fn step(
+        &mut self,
+        args: &Args,
+        step: usize,
+        lr_share: f64,
+        model: Gpt,
+        loss: Tensor<1>,
+    ) -> Result<(Gpt, f64, Work), Error> {
+        let own_loss: f64 = loss.clone().into_scalar();
+        let gradients = GradientsParams::from_grads(loss.backward(), &model);
+        let (model, ns_calls) = match &mut self.optimizer {
+            AnyOptimizer::Muon(muon) => {
+                let rates =
+                    Rates { muon: args.muon_lr * lr_share, adamw: args.adamw_lr * lr_share };
+                let model = muon.step(rates, model, gradients)?;
+                let missing = muon.report().missing.clone();
+                if !missing.is_empty() {
+                    return Err(Error::NotUpdated { step: step + 1, parameters: missing });
+                }
+                (model, muon.report().ns_calls)
+            }
+            AnyOptimizer::AdamW(adamw) => {
+                let rate = args.adamw_lr * lr_share;
+                (self.dedicated.step_with(adamw, rate, model, gradients)?, 0)
+            }
+        };
+        let (loss, work) = self.together(step, own_loss, ns_calls)?;
+        Ok((model, loss, work))
+    }
+
+    /// Sums over ranks, and makes sure that Muon ran.
+    fn together(&mut self, step: usize, loss: f64, ns_calls: usize) -> Result<(f64, Work), Error> {
+        let moved = bytes_moved(&self.dedicated);
+        let own = [loss, ns_calls as f64, (moved - self.bytes_moved) as f64];
+        self.bytes_moved = moved;
+        let sums = self.dedicated.sum(&own)?;
+        let (step, ranks) = (step + 1, self.dedicated.mesh().shape().world_size());
+        let (loss, found) = (sums[0] / ranks as f64, sums[1] as u64);
+        if !loss.is_finite() {
+            return Err(Error::Diverged { step, loss });
+        }
+        let planned = self.dedicated.plan().num_matrices();
+        if matches!(self.optimizer, AnyOptimizer::Muon(_)) && found != planned as u64 {
+            return Err(Error::Orthogonalized { step, found, planned });
+        }
+        Ok((loss, Work { ns_calls: found, bytes_moved: sums[2] as u64 }))
     }
 }
 
-/// Tells the matrices inside the blocks from all other parameters.
-struct Split {
-    optimizer: Optimizer,
-    path: Vec<String>,
-    matrices: Vec<ParamId>,
-    rest: Vec<ParamId>,
-}
-
-impl ModuleVisitor for Split {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let in_block = self.path.first().is_some_and(|name| name == "layers");
-        if D == 2 && in_block && self.optimizer == Optimizer::Muon {
-            self.matrices.push(param.id);
-        } else {
-            self.rest.push(param.id);
-        }
-    }
+/// Payload this rank has moved between owners and the others: weights received, gradients sent.
+fn bytes_moved(dedicated: &Dedicated) -> u64 {
+    let counters = dedicated.mesh().world().recorder().counters();
+    counters.of_group("shard/weights", OpKind::Broadcast).payload_bytes
+        + counters.of_group("shard/gradients", OpKind::Reduce).payload_bytes
 }
