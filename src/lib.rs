@@ -51,6 +51,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+/// The README's program, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod launch;
 
 pub use dmuon_burn::{
