@@ -164,12 +164,13 @@ fn draw_legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> DrawResult {
     Ok(())
 }
 
-/// Mean over a window around each step, which narrows towards both ends: it does not lag behind.
+/// Mean over a window around each step, which does not lag behind; it is narrow at the steep start
+/// and one-sided at the end.
 fn smooth(losses: &[f64]) -> Vec<f64> {
     let reach = losses.len() / SMOOTHING;
     let mean = |i: usize| {
-        let reach = reach.min(i).min(losses.len() - 1 - i);
-        let window = &losses[i - reach..=i + reach];
+        let end = (i + reach.min(i) + 1).min(losses.len());
+        let window = &losses[i - reach.min(i)..end];
         window.iter().sum::<f64>() / window.len() as f64
     };
     (0..losses.len()).map(mean).collect()
