@@ -18,7 +18,7 @@ pub enum NonFinite {
     Error,
     /// Skip the step on every rank: weights, momentum and moments stay as they are.
     Skip,
-    /// Step all the same. Newton–Schulz refuses such a matrix with an error.
+    /// Step all the same: the parameter becomes NaN, as with any other optimizer.
     Proceed,
 }
 
@@ -80,8 +80,8 @@ impl Default for MuonConfig {
 
 impl MuonConfig {
     /// Momentum 0.95 with Nesterov, decay 0.1, five PolarExpress steps, updates scaled to AdamW's
-    /// RMS; AdamW with betas (0.9, 0.95), eps 1e-8 and decay 0.1 for the rest. One learning rate
-    /// then serves both.
+    /// RMS, so that one learning rate serves both; AdamW with betas (0.9, 0.95), eps 1e-8 and no
+    /// decay for the rest, which holds norms and biases.
     pub fn new() -> Self {
         Self {
             momentum: 0.95,
@@ -89,7 +89,7 @@ impl MuonConfig {
             weight_decay: 0.1,
             scale: UpdateScale::default(),
             newton_schulz: NewtonSchulzConfig::default(),
-            adamw: AdamW { weight_decay: 0.1, ..AdamW::default() },
+            adamw: AdamW { weight_decay: 0.0, ..AdamW::default() },
             non_finite: NonFinite::default(),
             arithmetic: Arithmetic::default(),
             threads: None,

@@ -208,6 +208,16 @@ pub enum Error {
         /// Name of the first such parameter.
         parameter: String,
     },
+    /// The arithmetic of a parameter's update failed.
+    #[error("rank {rank}: updating \"{parameter}\": {source}")]
+    Update {
+        /// The rank that updates it.
+        rank: Rank,
+        /// Name of the parameter.
+        parameter: String,
+        /// What failed.
+        source: dmuon_core::newton_schulz::NumericsError,
+    },
     /// A matrix that had a gradient was not updated by Muon.
     #[error(
         "\"{parameter}\" is routed to Muon and had a gradient, but Newton-Schulz did not run on \

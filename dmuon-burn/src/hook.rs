@@ -159,6 +159,7 @@ impl Fetch {
     /// The gradient has come. `leaf` is where the parameter's gradient belongs, `None` when frozen.
     pub(crate) fn deliver<B: Transport>(&self, leaf: Option<NodeId>, gradient: FloatTensor<B>) {
         let Hook { runtime, run } = &self.hook;
+        runtime.meet(self.parameter);
         if let Some(leaf) = leaf {
             runtime
                 .add_gradient(self.parameter, leaf, |out, first| B::gather(gradient, out, first))

@@ -14,7 +14,7 @@ use crate::values::{Buffers, all_seen, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use dmuon_core::newton_schulz::Band;
+use dmuon_core::newton_schulz::{Band, NumericsError};
 use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, rms};
 use dmuon_core::{EventKind, OpKind, Rank};
 use std::sync::Arc;
@@ -165,8 +165,19 @@ impl Muon {
         direction.resize(weight.len(), 0.0);
         let rule = Momentum { mu: self.config.momentum as f32, rule: self.config.momentum_rule() };
         rule.step(momentum, gradient, input)?;
+        let proceed = self.config.non_finite == NonFinite::Proceed;
         let before = self.orthogonalizer.num_runs();
-        self.orthogonalizer.run(device, view, input, direction)?;
+        match self.orthogonalizer.run(device, view, input, direction) {
+            Err(NumericsError::NonFiniteInput { .. }) if proceed => {
+                direction.fill(f32::NAN);
+                self.orthogonalizer.count(view);
+            }
+            outcome => outcome.map_err(|source| Error::Update {
+                rank: self.runtime.rank(),
+                parameter: parameter.name.to_string(),
+                source,
+            })?,
+        }
         let calls = self.orthogonalizer.num_runs() - before;
         if calls != view.batch {
             return Err(Error::NotUpdated { parameter: parameter.name.to_string(), calls });

@@ -5,7 +5,7 @@ use crate::parameter::MatrixView;
 use burn::backend::Flex;
 use burn::tensor::{Device, Tensor, TensorData};
 use dmuon_core::newton_schulz::{
-    Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Restart, Workspace,
+    Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Restart, Workspace,
 };
 
 /// Where Newton–Schulz runs.
@@ -64,7 +64,7 @@ impl Orthogonalizer {
         view: MatrixView,
         input: &[f32],
         out: &mut [f32],
-    ) -> Result<()> {
+    ) -> Result<(), NumericsError> {
         let MatrixView { batch, rows, cols, .. } = view;
         let on_host = match self.arithmetic {
             Arithmetic::Auto => is_flex(device),
@@ -84,8 +84,13 @@ impl Orthogonalizer {
             let y = newton_schulz(x, &self.schedule, form, &restarts);
             out.iter_mut().zip(y.into_data().iter::<f32>()).for_each(|(out, elem)| *out = elem);
         }
-        self.num_runs += batch;
+        self.count(view);
         Ok(())
+    }
+
+    /// Counts a batch as done.
+    pub(crate) fn count(&mut self, view: MatrixView) {
+        self.num_runs += view.batch;
     }
 }
 

@@ -43,6 +43,8 @@ struct State {
     leaves: Vec<Option<NodeId>>,
     /// Whether any rank produced a gradient since the last publish.
     present: Vec<bool>,
+    /// Whether this rank's backward met the parameter since reads were last taken.
+    met: Vec<bool>,
     /// Packs the user was told about.
     warned: BTreeSet<(usize, usize)>,
     /// Each parameter's own save and load mappings, which ours stand in for.
@@ -79,6 +81,7 @@ impl Runtime {
                 backward: Vec::new(),
                 leaves: vec![None; num_parameters],
                 present: vec![false; num_parameters],
+                met: vec![false; num_parameters],
                 warned: BTreeSet::new(),
                 mappers: (0..num_parameters).map(|_| None).collect(),
             }),
@@ -270,6 +273,11 @@ impl Runtime {
         Ok(self.place(fetch.parameter, storage))
     }
 
+    /// Backward is through with a use of the parameter.
+    pub(crate) fn meet(&self, parameter: usize) {
+        self.lock().met[parameter] = true;
+    }
+
     pub(crate) fn add_gradient(
         &self,
         parameter: usize,
@@ -358,8 +366,16 @@ impl Runtime {
         self.lock().exchange.take_waited()
     }
 
+    /// Units whose weights this rank's backward has read since the last call, or might have: what
+    /// it did not meet, such as a boundary that was not entered, it may read the next time.
     pub(crate) fn take_reads(&self) -> Vec<bool> {
-        self.lock().exchange.take_reads()
+        let mut state = self.lock();
+        let mut reads = state.exchange.take_reads();
+        let unmet = state.met.iter_mut().map(|met| !std::mem::take(met));
+        for (parameter, unmet) in self.parameters.iter().zip(unmet) {
+            reads[parameter.address.unit] |= unmet && parameter.holder != Holder::Everyone;
+        }
+        reads
     }
 
     pub(crate) fn plan_reads(&self, reads: Vec<bool>) {

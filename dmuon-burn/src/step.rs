@@ -43,10 +43,7 @@ pub(crate) fn agree(runtime: &Runtime, findings: &Findings) -> Result<Agreement>
         agreement.sum_of_squares += f64::from_bits(squares);
         any_read.iter_mut().zip(reads).for_each(|(any, &read)| *any |= read != 0);
     }
-    // A step without backward says nothing about the next one.
-    if any_read.contains(&true) {
-        runtime.plan_reads(any_read);
-    }
+    runtime.plan_reads(any_read);
     Ok(agreement)
 }
 
