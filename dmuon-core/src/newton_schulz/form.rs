@@ -53,14 +53,14 @@ impl Form {
     }
 
     /// Floating-point operations of `steps` steps with `restarts` restarts, a multiply-add
-    /// counted as two and each symmetric product as one triangle.
+    /// counted as two and each symmetric product as one triangle. There is at least one step, and
+    /// a step on either side of a restart.
     pub fn flops(self, rows: usize, cols: usize, steps: usize, restarts: usize) -> u64 {
         let (m, n) = (rows.min(cols) as u64, rows.max(cols) as u64);
-        let (steps, restarts) = (steps as u64, restarts as u64);
+        let steps = steps.max(1) as u64;
+        let starts = 1 + (restarts as u64).min(steps - 1);
         match self.resolve(rows, cols) {
-            Form::Gram => {
-                3 * m * m * n * (1 + restarts) + m * m * m * (4 * steps - 3 - 3 * restarts)
-            }
+            Form::Gram => 3 * starts * m * m * n + (4 * steps - 3 * starts) * m * m * m,
             _ => steps * (3 * m * m * n + m * m * m),
         }
     }
@@ -81,10 +81,7 @@ impl Restart {
                 if rising && restarts.iter().all(|r| (1..steps).contains(r)) {
                     Ok(restarts.clone())
                 } else {
-                    Err(NumericsError::InvalidRestarts {
-                        steps,
-                        restarts: restarts.clone(),
-                    })
+                    Err(NumericsError::InvalidRestarts { steps, restarts: restarts.clone() })
                 }
             }
         }
@@ -111,18 +108,12 @@ mod tests {
     use crate::newton_schulz::Coefficients;
 
     fn restarts(set: Coefficients, steps: usize) -> Vec<usize> {
-        Restart::Auto
-            .positions(&set.schedule(steps).unwrap())
-            .unwrap()
+        Restart::Auto.positions(&set.schedule(steps).unwrap()).unwrap()
     }
 
     #[test]
     fn five_steps_need_no_restart_and_more_do() {
-        for set in [
-            Coefficients::PolarExpress,
-            Coefficients::You,
-            Coefficients::Jordan,
-        ] {
+        for set in [Coefficients::PolarExpress, Coefficients::You, Coefficients::Jordan] {
             assert!(restarts(set, 5).is_empty());
         }
         assert_eq!(restarts(Coefficients::Jordan, 6), [5]);

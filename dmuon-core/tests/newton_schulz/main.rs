@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail the test by it")]
 
+mod cost;
 mod golden;
 mod inputs;
 mod invariance;
