@@ -12,13 +12,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use dmuon_core::newton_schulz::{Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Workspace};
 use faer::{Accum, Mat, Par};
 
-const SHAPES: [[usize; 3]; 5] = [
-    [1, 512, 512],
-    [1, 1024, 1024],
-    [1, 768, 3072],
-    [1, 1024, 4096],
-    [8, 512, 2048],
-];
+const SHAPES: [[usize; 3]; 5] =
+    [[1, 512, 512], [1, 1024, 1024], [1, 768, 3072], [1, 1024, 4096], [8, 512, 2048]];
 
 const THREADS: [usize; 2] = [1, 2];
 
@@ -36,9 +31,7 @@ fn noise(len: usize) -> Vec<f32> {
 
 fn newton_schulz(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("newton_schulz");
-    group
-        .sample_size(10)
-        .measurement_time(Duration::from_secs(2));
+    group.sample_size(10).measurement_time(Duration::from_secs(2));
     group.warm_up_time(Duration::from_millis(500));
     for shape in SHAPES {
         let [batch, rows, cols] = shape;
@@ -64,9 +57,7 @@ fn newton_schulz(criterion: &mut Criterion) {
 
 fn gemm(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("gemm");
-    group
-        .sample_size(10)
-        .measurement_time(Duration::from_secs(2));
+    group.sample_size(10).measurement_time(Duration::from_secs(2));
     group.warm_up_time(Duration::from_millis(500));
     for size in GEMM_SIZES {
         let data = noise(size * size);
@@ -74,11 +65,7 @@ fn gemm(criterion: &mut Criterion) {
         let mut out = Mat::zeros(size, size);
         group.throughput(Throughput::Elements(2 * (size as u64).pow(3)));
         for threads in THREADS {
-            let par = if threads == 1 {
-                Par::Seq
-            } else {
-                Par::rayon(threads)
-            };
+            let par = if threads == 1 { Par::Seq } else { Par::rayon(threads) };
             group.bench_function(BenchmarkId::new(size.to_string(), threads), |bencher| {
                 bencher.iter(|| {
                     let lhs = black_box(lhs.as_ref());

@@ -77,21 +77,11 @@ impl Coefficients {
     pub fn schedule(&self, steps: usize) -> Result<Vec<[f64; 3]>, NumericsError> {
         let longest = self.longest().unwrap_or(usize::MAX);
         if steps == 0 || steps > longest {
-            return Err(NumericsError::ScheduleLength {
-                set: self.name(),
-                asked: steps,
-                longest,
-            });
+            return Err(NumericsError::ScheduleLength { set: self.name(), asked: steps, longest });
         }
         let schedule: Vec<_> = (0..steps).map(|step| self.triple(step)).collect();
-        match schedule
-            .iter()
-            .position(|t| t.iter().any(|v| !v.is_finite()))
-        {
-            Some(step) => Err(NumericsError::NonFiniteCoefficient {
-                step,
-                triple: schedule[step],
-            }),
+        match schedule.iter().position(|t| t.iter().any(|v| !v.is_finite())) {
+            Some(step) => Err(NumericsError::NonFiniteCoefficient { step, triple: schedule[step] }),
             None => Ok(schedule),
         }
     }
@@ -137,14 +127,8 @@ impl Coefficients {
             let exponent = 1.0 - i as f64 / BAND_POINTS as f64;
             compose(&schedule, sigma_min.powf(exponent))
         });
-        let empty = Band {
-            low: f64::INFINITY,
-            high: f64::NEG_INFINITY,
-        };
-        Ok(outputs.fold(empty, |band, v| Band {
-            low: band.low.min(v),
-            high: band.high.max(v),
-        }))
+        let empty = Band { low: f64::INFINITY, high: f64::NEG_INFINITY };
+        Ok(outputs.fold(empty, |band, v| Band { low: band.low.min(v), high: band.high.max(v) }))
     }
 
     fn triple(&self, step: usize) -> [f64; 3] {
@@ -190,19 +174,12 @@ mod tests {
 
     #[test]
     fn shorter_schedules_are_prefixes_and_stay_bounded() {
-        for set in [
-            Coefficients::PolarExpress,
-            Coefficients::You,
-            Coefficients::Jordan,
-        ] {
+        for set in [Coefficients::PolarExpress, Coefficients::You, Coefficients::Jordan] {
             let full = set.schedule(5).unwrap();
             for steps in 1..=5 {
                 assert_eq!(set.schedule(steps).unwrap(), full[..steps]);
                 let band = set.band(steps, 1e-9).unwrap();
-                assert!(
-                    band.low > 0.0 && band.high < 2.2,
-                    "{set:?} {steps}: {band:?}"
-                );
+                assert!(band.low > 0.0 && band.high < 2.2, "{set:?} {steps}: {band:?}");
             }
         }
     }
@@ -225,10 +202,7 @@ mod tests {
     fn a_custom_nan_is_refused_by_step() {
         let set = Coefficients::Custom(vec![JORDAN, [f64::NAN, 0.0, 0.0]]);
         let error = set.schedule(2).unwrap_err();
-        assert!(
-            matches!(error, NumericsError::NonFiniteCoefficient { step: 1, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, NumericsError::NonFiniteCoefficient { step: 1, .. }), "{error}");
         assert!(set.schedule(1).is_ok());
     }
 }

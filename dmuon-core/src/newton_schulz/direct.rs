@@ -55,12 +55,7 @@ pub(super) fn run(
             diagonal: a,
         };
         quintic.write(poly, par);
-        product(
-            view.of_mut(next),
-            MatRef::from_row_major_slice(poly, m, m),
-            xs,
-            par,
-        );
+        product(view.of_mut(next), MatRef::from_row_major_slice(poly, m, m), xs, par);
         swap(&mut x, &mut next);
     }
 }

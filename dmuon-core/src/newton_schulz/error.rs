@@ -93,10 +93,6 @@ pub(crate) fn check_len(
     if found == expected {
         Ok(())
     } else {
-        Err(NumericsError::LengthMismatch {
-            slice,
-            expected,
-            found,
-        })
+        Err(NumericsError::LengthMismatch { slice, expected, found })
     }
 }

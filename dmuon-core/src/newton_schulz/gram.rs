@@ -47,14 +47,7 @@ pub(super) fn run(
 ) {
     let par = scratch.par;
     let [r, q, z, t] = scratch.squares;
-    let mut squares = Squares {
-        m: view.m(),
-        par,
-        r,
-        q,
-        z,
-        t,
-    };
+    let mut squares = Squares { m: view.m(), par, r, q, z, t };
     // `X ← QX` alternates between two buffers, once a segment: start so that it ends in `out`.
     let (mut x, mut next) = (out, scratch.x);
     if restarts.len() % 2 == 0 {
@@ -64,12 +57,7 @@ pub(super) fn run(
     let mut start = 0;
     for end in restarts.iter().copied().chain([schedule.len()]) {
         squares.segment(&schedule[start..end], view.of(x));
-        product(
-            view.of_mut(next),
-            square(squares.q, squares.m),
-            view.of(x),
-            par,
-        );
+        product(view.of_mut(next), square(squares.q, squares.m), view.of(x), par);
         swap(&mut x, &mut next);
         start = end;
     }
@@ -78,13 +66,8 @@ pub(super) fn run(
 impl Squares<'_> {
     /// Leaves in `q` the polynomial that the steps apply to `x`.
     fn segment(&mut self, steps: &[[f32; 3]], x: MatRef<'_, f32>) {
-        let xxt = SymmetricProduct {
-            lhs: x,
-            rhs: x.transpose(),
-            alpha: 1.0,
-            plus: None,
-            diagonal: 0.0,
-        };
+        let xxt =
+            SymmetricProduct { lhs: x, rhs: x.transpose(), alpha: 1.0, plus: None, diagonal: 0.0 };
         xxt.write(self.r, self.par);
         for (i, &[a, b, c]) in steps.iter().enumerate() {
             let r = square(self.r, self.m);
@@ -128,11 +111,5 @@ fn square(data: &[f32], m: usize) -> MatRef<'_, f32> {
 /// `a·other + z·other`.
 fn affine<'a>(z: &'a [f32], other: &'a [f32], a: f32, m: usize) -> SymmetricProduct<'a> {
     let (lhs, rhs) = (square(z, m), square(other, m));
-    SymmetricProduct {
-        lhs,
-        rhs,
-        alpha: 1.0,
-        plus: Some((a, other)),
-        diagonal: 0.0,
-    }
+    SymmetricProduct { lhs, rhs, alpha: 1.0, plus: Some((a, other)), diagonal: 0.0 }
 }

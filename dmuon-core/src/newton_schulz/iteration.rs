@@ -32,10 +32,7 @@ impl NewtonSchulz {
             restarts: config.restart.positions(&schedule)?,
             vector_gain: compose(&schedule, 1.0),
             form: config.form,
-            schedule: schedule
-                .iter()
-                .map(|triple| triple.map(|v| v as f32))
-                .collect(),
+            schedule: schedule.iter().map(|triple| triple.map(|v| v as f32)).collect(),
         })
     }
 
@@ -56,8 +53,7 @@ impl NewtonSchulz {
 
     /// Floating-point operations of one `rows × cols` matrix; see [`Form::flops`].
     pub fn flops(&self, rows: usize, cols: usize) -> u64 {
-        self.form
-            .flops(rows, cols, self.ns_steps(), self.restarts.len())
+        self.form.flops(rows, cols, self.ns_steps(), self.restarts.len())
     }
 
     /// Writes the orthogonalized `input` to `out`.
@@ -105,12 +101,9 @@ impl NewtonSchulz {
         let view = View::new(rows, cols);
         check_len("input", input.len(), batch * view.len())?;
         check_len("out", out.len(), batch * view.len())?;
-        let pairs = input
-            .chunks_exact(view.len())
-            .zip(out.chunks_exact_mut(view.len()));
+        let pairs = input.chunks_exact(view.len()).zip(out.chunks_exact_mut(view.len()));
         for (matrix, (input, out)) in pairs.enumerate() {
-            self.one(workspace, input, view, out)
-                .map_err(|fault| fault.at(matrix, input, cols))?;
+            self.one(workspace, input, view, out).map_err(|fault| fault.at(matrix, input, cols))?;
         }
         Ok(())
     }
@@ -131,11 +124,7 @@ impl NewtonSchulz {
             return Ok(());
         }
         self.iterate(workspace, input, view, norm.recip(), out);
-        if sum_of_squares(out).is_finite() {
-            Ok(())
-        } else {
-            Err(Fault::Diverged)
-        }
+        if sum_of_squares(out).is_finite() { Ok(()) } else { Err(Fault::Diverged) }
     }
 
     fn iterate(

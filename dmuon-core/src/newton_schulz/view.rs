@@ -33,19 +33,11 @@ impl View {
 
     pub(super) fn of(self, data: &[f32]) -> MatRef<'_, f32> {
         let matrix = MatRef::from_row_major_slice(data, self.rows, self.cols);
-        if self.rows > self.cols {
-            matrix.transpose()
-        } else {
-            matrix
-        }
+        if self.rows > self.cols { matrix.transpose() } else { matrix }
     }
 
     pub(super) fn of_mut(self, data: &mut [f32]) -> MatMut<'_, f32> {
         let matrix = MatMut::from_row_major_slice_mut(data, self.rows, self.cols);
-        if self.rows > self.cols {
-            matrix.transpose_mut()
-        } else {
-            matrix
-        }
+        if self.rows > self.cols { matrix.transpose_mut() } else { matrix }
     }
 }

@@ -47,10 +47,7 @@ pub(super) struct Scratch<'a> {
 impl Workspace {
     /// An empty workspace whose products run with the given parallelism.
     pub fn new(parallelism: Parallelism) -> Self {
-        Self {
-            parallelism,
-            ..Self::default()
-        }
+        Self { parallelism, ..Self::default() }
     }
 
     /// The parallelism of its products.
@@ -73,11 +70,7 @@ impl Workspace {
             index += 1;
             at_least(buffer, if index <= num_squares { square } else { 0 })
         });
-        Scratch {
-            x: at_least(&mut self.x, view.len()),
-            squares,
-            par: self.parallelism.par(),
-        }
+        Scratch { x: at_least(&mut self.x, view.len()), squares, par: self.parallelism.par() }
     }
 }
 

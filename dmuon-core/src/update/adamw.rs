@@ -21,13 +21,7 @@ pub struct AdamW {
 
 impl Default for AdamW {
     fn default() -> Self {
-        Self {
-            lr: 1e-3,
-            beta_1: 0.9,
-            beta_2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.0,
-        }
+        Self { lr: 1e-3, beta_1: 0.9, beta_2: 0.95, eps: 1e-8, weight_decay: 0.0 }
     }
 }
 
@@ -67,11 +61,7 @@ impl AdamW {
         grads: &[f32],
         state: AdamWState<'_>,
     ) -> Result<(), NumericsError> {
-        let AdamWState {
-            first,
-            second,
-            step,
-        } = state;
+        let AdamWState { first, second, step } = state;
         let others = [
             ("gradient", grads.len()),
             ("first moment", first.len()),
@@ -147,25 +137,13 @@ mod tests {
 
     #[test]
     fn twenty_steps_follow_the_formula() {
-        let config = AdamW {
-            lr: 0.01,
-            weight_decay: 0.1,
-            ..AdamW::default()
-        };
+        let config = AdamW { lr: 0.01, weight_decay: 0.1, ..AdamW::default() };
         let mut params = [0.7f32, -0.4, 1e-3];
         let (mut first, mut second) = ([0.0f32; 3], [0.0f32; 3]);
-        let mut oracles = params.map(|p| Oracle {
-            p: f64::from(p),
-            m: 0.0,
-            v: 0.0,
-        });
+        let mut oracles = params.map(|p| Oracle { p: f64::from(p), m: 0.0, v: 0.0 });
         for step in 1..=20u64 {
             let grads = [0.3, -20.0, 1e-4].map(|g: f32| g * (step as f32 - 7.5));
-            let state = AdamWState {
-                first: &mut first,
-                second: &mut second,
-                step,
-            };
+            let state = AdamWState { first: &mut first, second: &mut second, step };
             config.step(&mut params, &grads, state).unwrap();
             for (i, oracle) in oracles.iter_mut().enumerate() {
                 oracle.step(&config, f64::from(grads[i]), step as i32);
@@ -177,16 +155,9 @@ mod tests {
 
     #[test]
     fn the_first_step_moves_by_the_learning_rate_whatever_the_gradient() {
-        let config = AdamW {
-            lr: 0.25,
-            ..AdamW::default()
-        };
+        let config = AdamW { lr: 0.25, ..AdamW::default() };
         let mut params = [0.0f32; 3];
-        let state = AdamWState {
-            first: &mut [0.0; 3],
-            second: &mut [0.0; 3],
-            step: 1,
-        };
+        let state = AdamWState { first: &mut [0.0; 3], second: &mut [0.0; 3], step: 1 };
         config.step(&mut params, &[1e-3, -5.0, 1e5], state).unwrap();
         for (p, expected) in params.iter().zip([-0.25, 0.25, -0.25]) {
             assert!((p - expected).abs() < 1e-5, "{params:?}");
@@ -195,17 +166,8 @@ mod tests {
 
     #[test]
     fn moments_of_another_length_are_refused() {
-        let state = AdamWState {
-            first: &mut [0.0; 2],
-            second: &mut [0.0; 1],
-            step: 1,
-        };
-        let error = AdamW::default()
-            .step(&mut [0.0; 2], &[0.0; 2], state)
-            .unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "second moment holds 1 elements where the shape asks for 2"
-        );
+        let state = AdamWState { first: &mut [0.0; 2], second: &mut [0.0; 1], step: 1 };
+        let error = AdamW::default().step(&mut [0.0; 2], &[0.0; 2], state).unwrap_err();
+        assert_eq!(error.to_string(), "second moment holds 1 elements where the shape asks for 2");
     }
 }

@@ -47,11 +47,7 @@ mod tests {
 
     #[test]
     fn ten_steps_decay_first_and_scale_only_the_direction() {
-        let update = ApplyUpdate {
-            lr: 0.02,
-            weight_decay: 0.1,
-            scale: 6.4,
-        };
+        let update = ApplyUpdate { lr: 0.02, weight_decay: 0.1, scale: 6.4 };
         let mut weight = [2.0f32, -3.0, 0.5];
         let mut exact = weight.map(f64::from);
         for step in 0..10 {
@@ -67,11 +63,7 @@ mod tests {
 
     #[test]
     fn without_a_direction_the_weight_only_decays() {
-        let update = ApplyUpdate {
-            lr: 0.5,
-            weight_decay: 0.5,
-            scale: 100.0,
-        };
+        let update = ApplyUpdate { lr: 0.5, weight_decay: 0.5, scale: 100.0 };
         let mut weight = [4.0f32];
         update.apply(&mut weight, &[0.0]).unwrap();
         assert_eq!(weight, [3.0]);

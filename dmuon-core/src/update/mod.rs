@@ -29,7 +29,5 @@ fn check_same_len<const N: usize>(
     expected: usize,
     others: [(&'static str, usize); N],
 ) -> Result<(), NumericsError> {
-    others
-        .into_iter()
-        .try_for_each(|(slice, found)| check_len(slice, found, expected))
+    others.into_iter().try_for_each(|(slice, found)| check_len(slice, found, expected))
 }

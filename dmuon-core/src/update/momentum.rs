@@ -25,10 +25,7 @@ pub struct Momentum {
 
 impl Default for Momentum {
     fn default() -> Self {
-        Self {
-            mu: 0.95,
-            rule: MomentumRule::Nesterov,
-        }
+        Self { mu: 0.95, rule: MomentumRule::Nesterov }
     }
 }
 
@@ -107,13 +104,8 @@ mod tests {
     #[test]
     fn a_slice_of_another_length_is_refused_before_anything_is_written() {
         let mut buf = [1.0; 2];
-        let error = Momentum::default()
-            .step(&mut buf, &[1.0; 3], &mut [0.0; 2])
-            .unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "gradient holds 3 elements where the shape asks for 2"
-        );
+        let error = Momentum::default().step(&mut buf, &[1.0; 3], &mut [0.0; 2]).unwrap_err();
+        assert_eq!(error.to_string(), "gradient holds 3 elements where the shape asks for 2");
         assert_eq!(buf, [1.0; 2]);
     }
 }

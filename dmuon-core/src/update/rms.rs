@@ -8,11 +8,7 @@ const SLACK: f64 = 1e-2;
 
 /// Root mean square, accumulated in `f64` in a fixed order; 0 for an empty slice.
 pub fn rms(values: &[f32]) -> f64 {
-    if values.is_empty() {
-        0.0
-    } else {
-        (sum_of_squares(values) / values.len() as f64).sqrt()
-    }
+    if values.is_empty() { 0.0 } else { (sum_of_squares(values) / values.len() as f64).sqrt() }
 }
 
 /// What a scale promises about the RMS of `scale·O`.
@@ -43,10 +39,7 @@ impl RmsPromise {
     /// The promise for a `rows × cols` direction with singular values in `band`, times `scale`.
     pub fn new(scale: f64, band: Band, rows: usize, cols: usize) -> Self {
         let per_element = scale / (rows.max(cols).max(1) as f64).sqrt();
-        Self {
-            upper: band.high * per_element,
-            full_rank_lower: band.low * per_element,
-        }
+        Self { upper: band.high * per_element, full_rank_lower: band.low * per_element }
     }
 
     /// Compares a measured RMS of `scale·O`, without the learning rate.
@@ -68,21 +61,10 @@ mod tests {
     #[test]
     fn the_rms_of_an_orthogonal_matrix_meets_its_promise() {
         let identity = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0];
-        let promise = RmsPromise::new(
-            1.0,
-            Band {
-                low: 1.0,
-                high: 1.0,
-            },
-            2,
-            3,
-        );
+        let promise = RmsPromise::new(1.0, Band { low: 1.0, high: 1.0 }, 2, 3);
         assert!((rms(&identity) - promise.upper).abs() < 1e-15);
         assert_eq!(promise.judge(rms(&identity)), RmsVerdict::FullRank);
-        assert_eq!(
-            promise.judge(rms(&identity[..3]) / 2.0),
-            RmsVerdict::LowRank
-        );
+        assert_eq!(promise.judge(rms(&identity[..3]) / 2.0), RmsVerdict::LowRank);
         assert_eq!(promise.judge(1.02 * promise.upper), RmsVerdict::TooLarge);
         assert_eq!(promise.judge(f64::NAN), RmsVerdict::TooLarge);
     }

@@ -25,14 +25,9 @@ fn assert_golden(set: Coefficients, ns_steps: usize, expected: [f32; 6]) {
         let mut out = [0.0; 6];
         let mut workspace = Workspace::new(Parallelism::Serial);
         let newton_schulz = NewtonSchulz::new(config).unwrap();
-        newton_schulz
-            .orthogonalize(&mut workspace, &INPUT, 2, 3, &mut out)
-            .unwrap();
+        newton_schulz.orthogonalize(&mut workspace, &INPUT, 2, 3, &mut out).unwrap();
         for (found, expected) in out.iter().zip(expected) {
-            assert!(
-                (found - expected).abs() < tolerance,
-                "{set:?} {form:?}: {out:?}"
-            );
+            assert!((found - expected).abs() < tolerance, "{set:?} {form:?}: {out:?}");
         }
     }
 }

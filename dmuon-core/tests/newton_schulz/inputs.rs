@@ -77,27 +77,16 @@ pub(crate) fn matrix(kind: Kind, rows: usize, cols: usize, seed: u64) -> Vec<f32
             svd.U() * DiagRef::from_slice(&sigma) * svd.V().transpose()
         }
     };
-    let factor = if let Kind::Scale(factor) = kind {
-        factor
-    } else {
-        1.0
-    };
-    row_major(&dense)
-        .into_iter()
-        .map(|v| v as f32 * factor)
-        .collect()
+    let factor = if let Kind::Scale(factor) = kind { factor } else { 1.0 };
+    row_major(&dense).into_iter().map(|v| v as f32 * factor).collect()
 }
 
 pub(crate) fn row_major(matrix: &Mat<f64>) -> Vec<f64> {
-    (0..matrix.nrows())
-        .flat_map(|i| (0..matrix.ncols()).map(move |j| matrix[(i, j)]))
-        .collect()
+    (0..matrix.nrows()).flat_map(|i| (0..matrix.ncols()).map(move |j| matrix[(i, j)])).collect()
 }
 
 pub(crate) fn transposed(data: &[f32], rows: usize, cols: usize) -> Vec<f32> {
-    (0..cols)
-        .flat_map(|j| (0..rows).map(move |i| data[i * cols + j]))
-        .collect()
+    (0..cols).flat_map(|j| (0..rows).map(move |i| data[i * cols + j])).collect()
 }
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
@@ -118,8 +107,6 @@ pub(crate) fn run_with(
     let mut out = vec![f32::NAN; input.len()];
     let mut workspace = Workspace::new(parallelism);
     let newton_schulz = NewtonSchulz::new(config).unwrap();
-    newton_schulz
-        .orthogonalize(&mut workspace, input, rows, cols, &mut out)
-        .unwrap();
+    newton_schulz.orthogonalize(&mut workspace, input, rows, cols, &mut out).unwrap();
     out
 }

@@ -21,13 +21,8 @@ fn threads(count: usize) -> Parallelism {
 
 #[test]
 fn the_number_of_threads_does_not_change_a_bit() {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(4)
-        .build()
-        .unwrap();
-    let shapes = SHAPES
-        .into_iter()
-        .chain([(300, 300), (200, 1100), (1100, 130)]);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let shapes = SHAPES.into_iter().chain([(300, 300), (200, 1100), (1100, 130)]);
     for (rows, cols) in shapes {
         let input = matrix(Kind::Gaussian, rows, cols, 11);
         for form in [Form::Direct, Form::Gram] {
@@ -35,10 +30,7 @@ fn the_number_of_threads_does_not_change_a_bit() {
             for count in 1..=4 {
                 let parallelism = threads(count);
                 let out = pool.install(|| run_with(config(form), parallelism, &input, rows, cols));
-                assert!(
-                    bits(&out) == serial,
-                    "{form:?} {rows}x{cols} on {count} threads"
-                );
+                assert!(bits(&out) == serial, "{form:?} {rows}x{cols} on {count} threads");
             }
         }
     }
@@ -72,9 +64,7 @@ fn a_used_workspace_gives_the_bits_of_a_fresh_one_and_stops_growing() {
         for (rows, cols) in SHAPES.into_iter().rev() {
             let input = matrix(Kind::Gaussian, rows, cols, 17);
             let mut out = vec![0.0; input.len()];
-            newton_schulz
-                .orthogonalize(&mut workspace, &input, rows, cols, &mut out)
-                .unwrap();
+            newton_schulz.orthogonalize(&mut workspace, &input, rows, cols, &mut out).unwrap();
             let fresh = run(config(Form::Auto), &input, rows, cols);
             assert!(bits(&out) == bits(&fresh), "{rows}x{cols}");
         }
@@ -113,10 +103,7 @@ fn decimal_factors_change_no_more_than_rounding() {
         let scaled: Vec<f32> = input.iter().map(|v| v * factor).collect();
         let out = run(config(Form::Direct), &scaled, 17, 31);
         for (a, b) in out.iter().zip(&expected) {
-            assert!(
-                (a - b).abs() < DECIMAL_SCALE_ROUNDING,
-                "{factor}: {a} and {b}"
-            );
+            assert!((a - b).abs() < DECIMAL_SCALE_ROUNDING, "{factor}: {a} and {b}");
         }
     }
 }

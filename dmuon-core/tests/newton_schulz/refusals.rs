@@ -17,13 +17,7 @@ fn a_nan_or_infinity_is_named_by_place_and_nothing_is_written() {
         input[6 + 5] = bad;
         let mut out = [7.0; 12];
         let error = orthogonalize(&input, [2, 2, 3], &mut out).unwrap_err();
-        let NumericsError::NonFiniteInput {
-            matrix: 1,
-            row: 1,
-            col: 2,
-            value,
-        } = error
-        else {
+        let NumericsError::NonFiniteInput { matrix: 1, row: 1, col: 2, value } = error else {
             panic!("{error:?}");
         };
         assert_eq!(value.to_bits(), bad.to_bits());
@@ -34,27 +28,16 @@ fn a_nan_or_infinity_is_named_by_place_and_nothing_is_written() {
 #[test]
 fn the_largest_numbers_are_no_infinity() {
     let mut out = [0.0; 6];
-    orthogonalize(
-        &[f32::MAX, 0.0, f32::MIN, 1.0, f32::MAX, 0.0],
-        [1, 2, 3],
-        &mut out,
-    )
-    .unwrap();
+    orthogonalize(&[f32::MAX, 0.0, f32::MIN, 1.0, f32::MAX, 0.0], [1, 2, 3], &mut out).unwrap();
     assert!(out.iter().all(|v| v.is_finite()));
 }
 
 #[test]
 fn slices_of_another_length_and_empty_matrices_are_refused() {
     let error = orthogonalize(&[0.0; 5], [1, 2, 3], &mut [0.0; 6]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "input holds 5 elements where the shape asks for 6"
-    );
+    assert_eq!(error.to_string(), "input holds 5 elements where the shape asks for 6");
     let error = orthogonalize(&[0.0; 6], [1, 2, 3], &mut [0.0; 7]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "out holds 7 elements where the shape asks for 6"
-    );
+    assert_eq!(error.to_string(), "out holds 7 elements where the shape asks for 6");
     let error = orthogonalize(&[], [1, 0, 3], &mut []).unwrap_err();
     assert_eq!(error, NumericsError::EmptyMatrix { rows: 0, cols: 3 });
     assert_eq!(orthogonalize(&[], [0, 2, 3], &mut []), Ok(()));
