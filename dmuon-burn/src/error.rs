@@ -241,6 +241,12 @@ pub enum Error {
     },
 }
 
+impl From<dmuon_core::MeshError> for Error {
+    fn from(error: dmuon_core::MeshError) -> Self {
+        Self::Core(error.into())
+    }
+}
+
 impl From<Error> for dmuon_core::Error {
     fn from(error: Error) -> Self {
         match error {
