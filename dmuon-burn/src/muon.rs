@@ -98,13 +98,13 @@ impl Muon {
         self.count_traffic();
         let model = match (agreement.non_finite, self.config.non_finite) {
             (Some((rank, index)), NonFinite::Error) => {
-                self.runtime.release()?;
+                self.runtime.skip()?;
                 let parameter = self.runtime.name(index);
                 return Err(Error::NonFiniteGradient { rank, parameter });
             }
             (Some((_, index)), NonFinite::Skip) => {
                 self.report.skipped = Some(self.runtime.name(index));
-                self.runtime.release()?;
+                self.runtime.skip()?;
                 model
             }
             _ => {

@@ -346,6 +346,16 @@ impl Runtime {
         Ok(())
     }
 
+    /// Drops what a step that is not taken leaves behind: copies of weights, gradients, and who had
+    /// one.
+    pub(crate) fn skip(&self) -> Result<()> {
+        let mut state = self.lock();
+        state.backward.clear();
+        state.present.fill(false);
+        state.exchange.publish(Vec::new())?;
+        Ok(())
+    }
+
     pub(crate) fn bind_leaf(&self, parameter: usize, leaf: Option<NodeId>) {
         self.lock().leaves[parameter] = leaf;
     }
