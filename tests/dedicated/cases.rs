@@ -14,6 +14,7 @@ pub(crate) const MODES: [(Mode, usize); 4] =
 /// A model whose averaged gradients are compared with plain Burn's.
 pub(crate) struct Case<'a, M> {
     model: &'a M,
+    plain: &'a M,
     device: Device,
     num_ranks: &'a [usize],
     zeros: bool,
@@ -21,7 +22,13 @@ pub(crate) struct Case<'a, M> {
 
 impl<'a, M: Module + Sync> Case<'a, M> {
     pub(crate) fn new(model: &'a M) -> Self {
-        Self { model, device: device(), num_ranks: &[2, 3], zeros: false }
+        Self { model, plain: model, device: device(), num_ranks: &[2, 3], zeros: false }
+    }
+
+    /// Compares with this model, which holds the same values.
+    pub(crate) fn against(mut self, plain: &'a M) -> Self {
+        self.plain = plain;
+        self
     }
 
     pub(crate) fn on(mut self, device: Device) -> Self {
@@ -51,7 +58,7 @@ impl<'a, M: Module + Sync> Case<'a, M> {
         run: impl Fn(&M, usize, Option<&Dedicated>) -> Vec<GradientsParams> + Sync,
     ) {
         let plain = |rank| {
-            let model = self.model.clone().fork(&self.device);
+            let model = self.plain.clone().fork(&self.device);
             named(&model, run(&model, rank, None))
         };
         for &num_ranks in self.num_ranks {

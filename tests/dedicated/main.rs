@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test that can't go on has failed")]
 
 mod cases;
+mod errors;
 mod gradients;
+mod layers;
 mod memory;
+mod programs;
 mod steps;
 mod support;
 mod traffic;

@@ -90,14 +90,20 @@ pub(crate) fn device() -> Device {
 
 /// A model with values drawn in one place, whatever the ranks do.
 pub(crate) fn seeded<M: Module>(seed: u64, build: impl FnOnce(&Device) -> M) -> M {
-    // The generator is process-global and tests are threads.
+    drawing(seed, |device| {
+        let model = build(device);
+        dmuon::initialize(&model);
+        model
+    })
+}
+
+/// Runs `draw` from a seed, alone: the generator is process-global and tests are threads.
+pub(crate) fn drawing<T>(seed: u64, draw: impl FnOnce(&Device) -> T) -> T {
     static DRAWING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _drawing = DRAWING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let device = device();
     device.seed(seed);
-    let model = build(&device);
-    dmuon::initialize(&model);
-    model
+    draw(&device)
 }
 
 /// A rank's own batch: a pure function of its arguments.
@@ -157,7 +163,7 @@ impl<F: Each> ModuleVisitor for Visit<F> {
     }
 }
 
-fn visit<M: Module, F: Each>(model: &M, each: F) -> F {
+pub(crate) fn visit<M: Module, F: Each>(model: &M, each: F) -> F {
     let mut visit = Visit(each, Vec::new());
     model.visit(&mut visit);
     visit.0
