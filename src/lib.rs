@@ -61,7 +61,8 @@ mod launch;
 pub use dmuon_burn::{
     AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, Hooked, Matrices,
     MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite, ParameterInfo, Rates,
-    Result, Route, RouteEntry, RouteReport, StepReport, TensorMap, UpdateScale, initialize,
+    ReplicatePublish, Result, Route, RouteEntry, RouteReport, StepReport, TensorMap, UpdateScale,
+    initialize,
 };
 pub use dmuon_core::newton_schulz;
 pub use dmuon_core::{
@@ -81,6 +82,7 @@ pub use dmuon_hccl as hccl;
 pub mod prelude {
     pub use crate::{
         Boundary, BoundaryRule, Dedicate, Dedicated, Hooked, Matrices, Mesh, Mode, Muon,
-        MuonConfig, NonFinite, Rank, Rates, StepReport, Strictness, UpdateScale, World,
+        MuonConfig, NonFinite, Rank, Rates, ReplicatePublish, StepReport, Strictness, UpdateScale,
+        World,
     };
 }

@@ -5,7 +5,7 @@ use crate::inspect::ParameterInfo;
 use crate::parameter::{MatrixLayout, MatrixView, Parameter};
 use crate::route::{Route, RouteEntry, RouteReport};
 use crate::select::{Matrices, matches};
-use dmuon_core::{Address, Holder, Pack, PackedLayout, Placement, Unit};
+use dmuon_core::{Address, Coordinate, Holder, Pack, PackedLayout, Placement, Unit};
 use dmuon_partition::{BoundaryRule, CostModel, Matrix, MeshShape, Partitioner, Plan};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -55,12 +55,12 @@ impl Blueprint {
         let plan = Partitioner::new(request.mesh)
             .with_cost(request.cost.clone())
             .plan(&matrices, &boundaries)?;
-        let owners: HashMap<usize, usize> = views
+        let owners: HashMap<usize, Coordinate> = views
             .keys()
             .enumerate()
-            .map(|(matrix, &index)| (index, plan.owner_coordinate(matrix).shard))
+            .map(|(matrix, &index)| (index, plan.owner_coordinate(matrix)))
             .collect();
-        let placed = Placed { found: &found, owners: &owners };
+        let placed = Placed { mesh: request.mesh, found: &found, owners: &owners };
         let (units, addresses) = placed.units();
         let parameters = placed.parameters(&units, &addresses, &views);
         let routes = placed.routes(&units, &parameters);
@@ -84,8 +84,9 @@ impl Request {
 
 /// Parameters with their owners, on the way to units.
 struct Placed<'a> {
+    mesh: MeshShape,
     found: &'a [ParameterInfo],
-    owners: &'a HashMap<usize, usize>,
+    owners: &'a HashMap<usize, Coordinate>,
 }
 
 impl Placed<'_> {
@@ -187,10 +188,7 @@ impl Placed<'_> {
             name: info.name.clone(),
             shape: info.shape.clone(),
             route: parameter.route,
-            owner: match parameter.holder {
-                Holder::Owner(owner) => Some(owner),
-                Holder::Everyone => None,
-            },
+            owner: parameter.holder.owner().map(|owner| self.mesh.rank(owner).0),
             boundary: units[parameter.address.unit].name.to_string(),
             reason: reason(info, parameter),
         };

@@ -57,10 +57,21 @@ pub struct Dedicate {
     mesh: Mesh,
     request: Request,
     options: ExchangeOptions,
+    publish: ReplicatePublish,
+}
+
+/// When a step waits for new weights to reach the other replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplicatePublish {
+    /// Not at all: each boundary's are awaited when the next forward enters it.
+    #[default]
+    Async,
+    /// At the end of the step.
+    Sync,
 }
 
 impl Dedicate {
-    /// Dedicates hidden matrices over the mesh's shard axis: boundaries `layers.N`, `blocks.N`,
+    /// Dedicates hidden matrices, one owner in the whole mesh for each: boundaries `layers.N`, `blocks.N`,
     /// `h.N`, `layer.N`; mode Z2; one boundary prefetched.
     pub fn new(mesh: &Mesh) -> Self {
         Self {
@@ -73,6 +84,7 @@ impl Dedicate {
             },
             mesh: mesh.clone(),
             options: ExchangeOptions { mode: Mode::Z2, prefetch: 1 },
+            publish: ReplicatePublish::default(),
         }
     }
 
@@ -120,6 +132,13 @@ impl Dedicate {
         self
     }
 
+    /// Sets when a step waits for new weights to reach the other replicas; results are the same.
+    #[must_use]
+    pub fn publish(mut self, publish: ReplicatePublish) -> Self {
+        self.publish = publish;
+        self
+    }
+
     /// Plans, checks that all ranks agree, and dedicates the model. Matrices keep their owner's
     /// values, other parameters rank 0's; parameters of other owners are never initialized here.
     ///
@@ -130,14 +149,11 @@ impl Dedicate {
     /// The request does not fit the model, ranks differ (named before anything else is sent), or a
     /// group has failed.
     pub fn apply<M: Module>(self, model: M) -> Result<(M, Dedicated)> {
-        let shape = self.mesh.shape();
-        if shape.replicate() > 1 {
-            return Err(Error::ReplicateAxis { mesh: shape });
-        }
         let blueprint = Blueprint::draw(&self.request, inspect(&model)?)?;
         agree(self.mesh.world(), &self.describe(&blueprint))?;
         let Blueprint { plan, units, parameters, routes } = blueprint;
-        let runtime = Arc::new(Runtime::new(&self.mesh, units, parameters, self.options));
+        let runtime =
+            Arc::new(Runtime::new(&self.mesh, units, parameters, self.options, self.publish));
         initialize_in_turn(&runtime, &model)?;
         let model = attach(&runtime, model)?;
         Ok((model, Dedicated { runtime, plan: Arc::new(plan), routes: Arc::new(routes) }))
@@ -196,7 +212,7 @@ fn attach<M: Module>(runtime: &Arc<Runtime>, model: M) -> Result<M> {
         return Err(Error::NotF32 { names: not_f32 });
     }
     share_initial_values(runtime, &mut buffers)?;
-    publish(runtime, buffers, model)
+    publish(runtime, |unit, pack| Ok(buffers.take(unit, pack)), model)
 }
 
 /// Broadcasts rank 0's values of the parameters that everyone holds.
@@ -296,9 +312,9 @@ impl Dedicated {
     /// # Errors
     /// As [`step_with`](Self::step_with).
     pub fn publish<M: Module>(&self, model: M) -> Result<M> {
-        let buffers = collect(&self.runtime, &model)?;
+        let mut buffers = collect(&self.runtime, &model)?;
         crate::step::share_reads(&self.runtime)?;
-        publish(&self.runtime, buffers, model)
+        publish(&self.runtime, |unit, pack| Ok(buffers.take(unit, pack)), model)
     }
 
     /// The whole model with plain Burn parameters, for saving, exporting or generating: on rank
@@ -323,6 +339,15 @@ impl Dedicated {
     /// A group has failed.
     pub fn sum(&self, values: &[f64]) -> Result<Vec<f64>> {
         control::sum(self.runtime.world(), values)
+    }
+
+    /// Waits until the weights published last have reached this rank. Forwards, `full_model` and
+    /// the next step do so by themselves.
+    ///
+    /// # Errors
+    /// A group has failed, or an owner did not send before the deadline.
+    pub fn drain(&self) -> Result<()> {
+        self.runtime.drain()
     }
 
     /// Drops this rank's copies of other owners' weights, e.g. after an evaluation. Forget any

@@ -96,15 +96,6 @@ pub enum Error {
         /// The names there are.
         available: Vec<String>,
     },
-    /// The mesh has replicas, which this version can't keep in step.
-    #[error(
-        "a {mesh} mesh has a replicate axis; this version dedicates over the shard axis alone: \
-         use a 1x{} mesh", mesh.world_size()
-    )]
-    ReplicateAxis {
-        /// The mesh.
-        mesh: dmuon_core::MeshShape,
-    },
     /// Two ranks built different models.
     #[error(
         "rank {rank} has {theirs} where rank 0 has {ours} (parameter {index} in visit order): \

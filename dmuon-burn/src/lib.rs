@@ -34,7 +34,7 @@ mod values;
 
 pub use config::{MuonConfig, NonFinite, Rates};
 pub use context::initialize;
-pub use dedicate::{Dedicate, Dedicated};
+pub use dedicate::{Dedicate, Dedicated, ReplicatePublish};
 pub use dmuon_core::update::{AdamW, UpdateScale};
 pub use error::{Error, Result};
 pub use hooked::{Boundary, Hooked};

@@ -3,6 +3,7 @@
 use crate::config::{MuonConfig, NonFinite, Rates};
 use crate::dedicate::Dedicated;
 use crate::error::{Error, Result};
+use crate::ops::Place;
 use crate::orthogonalize::Orthogonalizer;
 use crate::parameter::Parameter;
 use crate::report::{MatrixUpdate, StepReport};
@@ -10,13 +11,13 @@ use crate::route::Route;
 use crate::runtime::Runtime;
 use crate::step::{Findings, agree};
 use crate::transport::HostSlice;
-use crate::values::{Buffers, all_seen, publish};
+use crate::values::{all_seen, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use dmuon_core::newton_schulz::{Band, NumericsError};
 use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, rms};
-use dmuon_core::{EventKind, OpKind, Rank};
+use dmuon_core::{Buffer, EventKind, OpKind, Rank};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,8 +29,9 @@ use std::time::Instant;
 ///    whether any is not finite, and the global norm;
 /// 2. **update**: for every matrix this rank owns, in forward order: momentum → Newton–Schulz once →
 ///    decay → update, into a spare buffer; AdamW for every other parameter, alike on all ranks;
-/// 3. **publish**: the spare buffers become the weights; nothing is written into memory that peers
-///    may still read.
+/// 3. **publish**, pack by pack: the spare buffer becomes the weights and is on its way to the other
+///    replicas before the next pack is updated. Nothing is written into memory that peers may still
+///    read.
 #[derive(Debug)]
 pub struct Muon {
     config: MuonConfig,
@@ -108,9 +110,9 @@ impl Muon {
                 model
             }
             _ => {
-                let buffers = self.update(rates, &gradients)?;
-                drop(gradients);
-                publish(&self.runtime, buffers, model)?
+                let runtime = self.runtime.clone();
+                let update = |unit, pack| self.update((unit, pack), rates, &gradients);
+                publish(&runtime, update, model)?
             }
         };
         self.report.step_seconds = started.elapsed().as_secs_f64();
@@ -122,29 +124,33 @@ impl Muon {
         &self.report
     }
 
-    fn update(&mut self, rates: Rates, gradients: &HeldGradients) -> Result<Buffers> {
+    /// The new weights of one pack; `None` if it was never published, which `apply` rules out.
+    fn update(
+        &mut self,
+        (unit, pack): (usize, usize),
+        rates: Rates,
+        gradients: &HeldGradients,
+    ) -> Result<Option<Buffer>> {
         let runtime = self.runtime.clone();
-        let mut buffers = Buffers::spare(&runtime);
-        for (unit, pack) in runtime.held_packs() {
-            runtime.recorder().mark(EventKind::OwnerStep, runtime.unit_name(unit));
-            let Some(published) = runtime.published(unit, pack) else { continue };
-            for &index in runtime.in_pack(unit, pack) {
-                let Some(weight) = buffers.slot(&runtime, index) else { continue };
-                let place = runtime.place(index, published.clone());
-                weight.copy_from_slice(place.storage.slot(&place.slot));
-                let Some(gradient) = gradients.get(index) else { continue };
-                let parameter = runtime.parameter(index);
-                match parameter.route {
-                    Route::Frozen => {}
-                    Route::Replicated => self.adamw(index, rates.adamw, weight, gradient)?,
-                    Route::Muon => {
-                        let device = gradients.device();
-                        self.muon(index, parameter, rates.muon, weight, gradient, device)?;
-                    }
+        let Some(published) = runtime.published(unit, pack) else { return Ok(None) };
+        runtime.recorder().mark(EventKind::OwnerStep, runtime.unit_name(unit));
+        let mut buffer = runtime.spare(unit, pack);
+        for &index in runtime.in_pack(unit, pack) {
+            let Place { storage, slot } = runtime.place(index, published.clone());
+            let weight = &mut buffer.as_f32_mut()[slot.range()];
+            weight.copy_from_slice(storage.slot(&slot));
+            let Some(gradient) = gradients.get(index) else { continue };
+            let parameter = runtime.parameter(index);
+            match parameter.route {
+                Route::Frozen => {}
+                Route::Replicated => self.adamw(index, rates.adamw, weight, gradient)?,
+                Route::Muon => {
+                    let device = gradients.device();
+                    self.muon(index, parameter, rates.muon, weight, gradient, device)?;
                 }
             }
         }
-        Ok(buffers)
+        Ok(Some(buffer))
     }
 
     fn muon(

@@ -1,5 +1,6 @@
 //! One rank's runtime of one dedicated model: what hooks call, turned into exchange of packed buffers.
 
+use crate::dedicate::ReplicatePublish;
 use crate::error::{Error, Result};
 use crate::hook::{Averaged, Fetch, Run};
 use crate::ops::Place;
@@ -19,10 +20,20 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+/// What a rank does for a pack that it has between passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeps {
+    /// It makes the new weights.
+    Updates,
+    /// It receives them from the owner in another replica.
+    Receives,
+}
+
 /// Shared by a dedicated model's parameters, its tapes, and its optimizer.
 pub(crate) struct Runtime {
     mesh: Mesh,
     mode: Mode,
+    replicate_publish: ReplicatePublish,
     units: Arc<[Unit]>,
     parameters: Vec<Parameter>,
     by_id: HashMap<ParamId, usize>,
@@ -57,6 +68,7 @@ impl Runtime {
         units: Vec<Unit>,
         parameters: Vec<Parameter>,
         options: ExchangeOptions,
+        replicate_publish: ReplicatePublish,
     ) -> Self {
         let slots = |unit: &Unit| {
             unit.packs.iter().map(|pack| vec![usize::MAX; pack.layout.slots().len()]).collect()
@@ -71,6 +83,7 @@ impl Runtime {
         Self {
             mesh: mesh.clone(),
             mode: options.mode,
+            replicate_publish,
             units: exchange.units().clone(),
             by_id,
             by_slot,
@@ -146,7 +159,7 @@ impl Runtime {
     }
 
     fn owns_pack(&self, holder: Holder) -> bool {
-        holder == Holder::Owner(self.mesh.coordinate().shard)
+        holder.owner() == Some(self.mesh.coordinate())
     }
 
     /// Whether this rank gives the parameter its initial value.
@@ -154,12 +167,24 @@ impl Runtime {
         self.owns(parameter) || (!self.is_owned(parameter) && self.rank() == Rank(0))
     }
 
-    /// The packs whose values this rank holds, in plan order: what it owns and what everyone holds.
+    /// The packs that this rank updates, in plan order: what it owns and what everyone holds.
     pub(crate) fn held_packs(&self) -> impl Iterator<Item = (usize, usize)> {
-        let packs = |(unit, Unit { packs, .. }): (usize, &Unit)| {
-            let holds = |holder| holder == Holder::Everyone || self.owns_pack(holder);
-            let held = packs.iter().enumerate().filter(|(_, pack)| holds(pack.holder));
-            held.map(|(pack, _)| (unit, pack)).collect::<Vec<_>>()
+        let held = self.kept_packs().filter(|(.., keeps)| *keeps == Keeps::Updates);
+        held.map(|(unit, pack, _)| (unit, pack))
+    }
+
+    /// The packs that this rank has between passes, in plan order: its column's and everyone's.
+    pub(crate) fn kept_packs(&self) -> impl Iterator<Item = (usize, usize, Keeps)> {
+        let at = self.mesh.coordinate();
+        let keeps = move |holder: Holder| match holder.owner() {
+            None => Some(Keeps::Updates),
+            Some(owner) if owner == at => Some(Keeps::Updates),
+            Some(owner) => (owner.shard == at.shard).then_some(Keeps::Receives),
+        };
+        let packs = move |(unit, Unit { packs, .. }): (usize, &Unit)| {
+            let kept = packs.iter().enumerate();
+            let kept = kept.filter_map(|(pack, p)| Some((unit, pack, keeps(p.holder)?)));
+            kept.collect::<Vec<_>>()
         };
         self.units.iter().enumerate().flat_map(packs)
     }
@@ -331,19 +356,36 @@ impl Runtime {
         self.lock().exchange.spare(unit, pack)
     }
 
-    /// Replaces the weights of the packs this rank owns; every rank must call it.
-    pub(crate) fn publish(&self, packs: Vec<(usize, usize, Buffer)>) -> Result<Vec<PackStorage>> {
+    /// Begins a new version of the weights; every rank must call it, then publish or receive each
+    /// of its kept packs in plan order.
+    pub(crate) fn begin_publish(&self) -> Result<()> {
         let mut state = self.lock();
         state.version += 1;
         state.backward.clear();
         state.present.fill(false);
-        Ok(state.exchange.publish(packs)?)
+        Ok(state.exchange.begin_publish()?)
+    }
+
+    pub(crate) fn publish(&self, unit: usize, pack: usize, buffer: Buffer) -> Result<PackStorage> {
+        Ok(self.lock().exchange.publish(unit, pack, buffer)?)
+    }
+
+    pub(crate) fn receive(&self, unit: usize, pack: usize) -> Result<()> {
+        Ok(self.lock().exchange.receive(unit, pack)?)
+    }
+
+    /// Waits for publishes on their way to this rank; at the end of a step only if asked to.
+    pub(crate) fn drain(&self) -> Result<()> {
+        Ok(self.lock().exchange.drain()?)
+    }
+
+    pub(crate) fn publish_policy(&self) -> ReplicatePublish {
+        self.replicate_publish
     }
 
     /// Drops this rank's copies of other ranks' weights.
     pub(crate) fn release(&self) -> Result<()> {
-        self.lock().exchange.publish(Vec::new())?;
-        Ok(())
+        Ok(self.lock().exchange.begin_publish()?)
     }
 
     /// Drops what a step that is not taken leaves behind: copies of weights, gradients, and who had

@@ -2,9 +2,10 @@
 
 use crate::binding;
 use crate::context::{leaf_at, leaf_of, unloaded};
+use crate::dedicate::ReplicatePublish;
 use crate::error::{Error, Result, unwind};
 use crate::frame::Attached;
-use crate::runtime::Runtime;
+use crate::runtime::{Keeps, Runtime};
 use crate::transport::{PackStorage, write_tensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{DType, Tensor};
@@ -33,30 +34,44 @@ impl Buffers {
         self.0.get_mut(&(unit, pack))
     }
 
-    fn into_vec(self) -> Vec<(usize, usize, Buffer)> {
-        self.0.into_iter().map(|((unit, pack), buffer)| (unit, pack, buffer)).collect()
+    /// Takes a pack's buffer out.
+    pub(crate) fn take(&mut self, unit: usize, pack: usize) -> Option<Buffer> {
+        self.0.remove(&(unit, pack))
     }
 }
 
-/// Publishes the buffers and makes the model's parameters views of them.
+/// Publishes new weights and makes the model's parameters views of them. `make` writes one pack;
+/// each is on its way to the other replicas before the next is made.
 ///
 /// # Collective
 /// Every rank, before the next forward.
 ///
 /// # Errors
-/// A group has failed, or the model lacks a parameter this rank holds.
-pub(crate) fn publish<M: Module>(runtime: &Arc<Runtime>, buffers: Buffers, model: M) -> Result<M> {
-    let packs = buffers.into_vec();
-    let places: Vec<(usize, usize)> = packs.iter().map(|(unit, pack, _)| (*unit, *pack)).collect();
-    let storages = runtime.publish(packs)?;
-    let mut rebase = Rebase {
-        runtime,
-        storages: places.into_iter().zip(storages).collect(),
-        seen: vec![false; runtime.parameters().len()],
-    };
+/// `make` fails, a group has failed, or the model lacks a parameter.
+pub(crate) fn publish<M: Module>(
+    runtime: &Arc<Runtime>,
+    mut make: impl FnMut(usize, usize) -> Result<Option<Buffer>>,
+    model: M,
+) -> Result<M> {
+    runtime.begin_publish()?;
+    let mut storages = BTreeMap::new();
+    for (unit, pack, keeps) in runtime.kept_packs() {
+        match keeps {
+            Keeps::Receives => runtime.receive(unit, pack)?,
+            Keeps::Updates => {
+                if let Some(buffer) = make(unit, pack)? {
+                    storages.insert((unit, pack), runtime.publish(unit, pack, buffer)?);
+                }
+            }
+        }
+    }
+    if runtime.publish_policy() == ReplicatePublish::Sync {
+        runtime.drain()?;
+    }
+    let seen = vec![false; runtime.parameters().len()];
+    let mut rebase = Rebase { runtime, storages, seen };
     let model = model.map(&mut rebase);
-    let seen = rebase.seen;
-    all_seen(runtime, &seen)?;
+    all_seen(runtime, &rebase.seen)?;
     Ok(model)
 }
 

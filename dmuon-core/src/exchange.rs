@@ -9,8 +9,8 @@
 use crate::gradients::Gradients;
 use crate::weights::Weights;
 use crate::{
-    Action, Address, Axis, Buffer, EventKind, Mesh, PackView, Pass, Placement, Recorder,
-    ReducedPack, Result, Schedule, Stream, Unit,
+    Action, Address, Buffer, EventKind, Mesh, PackView, Pass, Placement, Recorder, ReducedPack,
+    Result, Schedule, Unit,
 };
 use dmuon_partition::Mode;
 use std::sync::Arc;
@@ -47,29 +47,15 @@ pub struct Exchange<V> {
 }
 
 impl<V: PackView> Exchange<V> {
-    /// An exchange over the shard axis of `mesh`. Nothing is published yet.
+    /// An exchange over `mesh`. Nothing is published yet.
     pub fn new(mesh: &Mesh, units: Vec<Unit>, options: ExchangeOptions) -> Self {
         let placements: Vec<Placement> = units.iter().map(|unit| unit.placement).collect();
         let units: Arc<[Unit]> = units.into();
-        let world = mesh.world();
-        let group = |stream| mesh.group(Axis::Shard, stream).clone();
-        let deadline = world.deadline();
         Self {
             schedule: Schedule::new(options.mode, options.prefetch, &placements),
-            weights: Weights::new(
-                group(Stream::Weights),
-                world.pool().clone(),
-                world.ledger().clone(),
-                deadline,
-                units.clone(),
-            ),
-            gradients: Gradients::new(
-                group(Stream::Gradients),
-                world.pool().clone(),
-                deadline,
-                units.clone(),
-            ),
-            recorder: world.recorder().clone(),
+            weights: Weights::new(mesh, units.clone()),
+            gradients: Gradients::new(mesh, units.clone()),
+            recorder: mesh.world().recorder().clone(),
             units,
             held: Vec::new(),
             waited: Duration::ZERO,
@@ -91,27 +77,51 @@ impl<V: PackView> Exchange<V> {
         self.weights.spare(unit, pack)
     }
 
-    /// Replaces the weights of packs this rank owns, and drops every copy of old weights.
+    /// Drops every copy of the old weights. What follows, in plan order over the packs of this
+    /// rank's column and of everyone: [`publish`](Self::publish) or [`receive`](Self::receive).
     ///
     /// # Collective
-    /// Every rank, also one that owns nothing, before the next forward.
+    /// Every rank, before the next forward.
     ///
     /// # Errors
     /// A group has failed.
-    pub fn publish(&mut self, packs: Vec<(usize, usize, Buffer)>) -> Result<Vec<V>> {
+    pub fn begin_publish(&mut self) -> Result<()> {
+        // Nothing of an earlier version may arrive after this one.
+        self.weights.drain()?;
         let actions = self.schedule.publish();
         self.carry_out(actions, Pass::Evaluation)?;
         self.gradients.clear();
-        let mut views = Vec::with_capacity(packs.len());
-        for (unit, pack, buffer) in packs {
-            self.recorder.mark_bytes(
-                EventKind::Publish,
-                &self.units[unit].name,
-                buffer.len_bytes() as u64,
-            );
-            views.push(self.weights.publish(unit, pack, buffer));
-        }
-        Ok(views)
+        Ok(())
+    }
+
+    /// Replaces the weights of a pack that this rank made, and starts sending them to the other
+    /// replicas; they are awaited when the next forward needs them.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<V> {
+        let bytes = buffer.len_bytes() as u64;
+        self.recorder.mark_bytes(EventKind::Publish, &self.units[unit].name, bytes);
+        self.weights.publish(unit, pack, buffer)
+    }
+
+    /// Takes part in the publish of a pack whose owner is in another replica.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn receive(&mut self, unit: usize, pack: usize) -> Result<()> {
+        self.weights.receive(unit, pack)
+    }
+
+    /// Waits for every publish that is on its way to this rank.
+    ///
+    /// # Errors
+    /// A group has failed, or an owner did not send before the deadline.
+    pub fn drain(&mut self) -> Result<()> {
+        let started = Instant::now();
+        let drained = self.weights.drain();
+        self.waited += started.elapsed();
+        drained
     }
 
     /// The view published last for a pack this rank owns.
@@ -124,8 +134,7 @@ impl<V: PackView> Exchange<V> {
     /// # Errors
     /// A group has failed.
     pub fn enter(&mut self, unit: usize, pass: Pass) -> Result<()> {
-        self.recorder
-            .mark(EventKind::ForwardEnter, &self.units[unit].name);
+        self.recorder.mark(EventKind::ForwardEnter, &self.units[unit].name);
         let actions = self.schedule.enter(unit, pass);
         self.carry_out(actions, pass)
     }
@@ -137,8 +146,7 @@ impl<V: PackView> Exchange<V> {
     pub fn leave(&mut self, unit: usize, pass: Pass) -> Result<()> {
         let actions = self.schedule.leave(unit, pass);
         self.carry_out(actions, pass)?;
-        self.recorder
-            .mark(EventKind::ForwardLeave, &self.units[unit].name);
+        self.recorder.mark(EventKind::ForwardLeave, &self.units[unit].name);
         Ok(())
     }
 
@@ -171,10 +179,10 @@ impl<V: PackView> Exchange<V> {
     /// # Errors
     /// A group has failed.
     pub fn enter_backward(&mut self, unit: usize) -> Result<()> {
-        self.recorder
-            .mark(EventKind::BackwardEnter, &self.units[unit].name);
+        self.recorder.mark(EventKind::BackwardEnter, &self.units[unit].name);
         let actions = self.schedule.enter_backward(unit);
-        self.carry_out(actions, Pass::Training)
+        self.carry_out(actions, Pass::Training)?;
+        self.gradients.advance()
     }
 
     /// Packs one gradient; `write` overwrites its slot when told it is the first, else adds.
@@ -194,8 +202,7 @@ impl<V: PackView> Exchange<V> {
         pending: impl Fn(usize) -> bool,
     ) -> Result<()> {
         if left {
-            self.recorder
-                .mark(EventKind::BackwardLeave, &self.units[unit].name);
+            self.recorder.mark(EventKind::BackwardLeave, &self.units[unit].name);
         }
         let actions = self.schedule.leave_backward(unit, left, pending);
         self.carry_out(actions, Pass::Training)
@@ -254,8 +261,7 @@ impl<V: PackView> Exchange<V> {
                 Action::Reshard(unit) => {
                     let held = self.weights.reshard(unit);
                     if pass == Pass::Training && !self.schedule.in_backward() {
-                        self.held
-                            .extend(held.into_iter().map(|pack| HeldPack { unit, pack }));
+                        self.held.extend(held.into_iter().map(|pack| HeldPack { unit, pack }));
                     }
                 }
             }

@@ -1,21 +1,28 @@
 //! Gradients on their way to whoever holds the parameter: packed, summed over ranks, then averaged.
 
 use crate::{
-    Address, Buffer, BufferPool, Call, Element, Group, Holder, Op, PackedLayout, Result, Unit, Work,
+    Address, Axis, Buffer, BufferPool, Call, Element, Group, Mesh, Op, Pack, PackedLayout, Result,
+    SharedBuffer, Stream, Unit, Work,
 };
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Packs one rank's gradients and reduces each pack once per backward.
+/// Packs one rank's gradients and reduces each pack once per backward: along the shard axis to the
+/// owner's column, then along the replicate axis to the owner.
 #[derive(Debug)]
 pub(crate) struct Gradients {
-    group: Arc<dyn Group>,
+    shard: Arc<dyn Group>,
+    replicate: Arc<dyn Group>,
     pool: BufferPool,
     deadline: Duration,
     units: Arc<[Unit]>,
     /// `filling[unit][pack]`: what this rank's backward has produced so far.
     filling: Vec<Vec<Option<Filling>>>,
-    in_flight: Vec<InFlight>,
+    /// Reduces along the shard axis, in the order started.
+    first_stage: VecDeque<InFlight>,
+    /// Reduces that nothing follows, in the order started.
+    last_stage: Vec<InFlight>,
 }
 
 #[derive(Debug)]
@@ -46,19 +53,18 @@ pub struct ReducedPack {
 }
 
 impl Gradients {
-    pub(crate) fn new(
-        group: Arc<dyn Group>,
-        pool: BufferPool,
-        deadline: Duration,
-        units: Arc<[Unit]>,
-    ) -> Self {
+    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>) -> Self {
+        let group = |axis| mesh.group(axis, Stream::Gradients).clone();
+        let world = mesh.world();
         let mut this = Self {
-            group,
-            pool,
-            deadline,
+            shard: group(Axis::Shard),
+            replicate: group(Axis::Replicate),
+            pool: world.pool().clone(),
+            deadline: world.deadline(),
             units,
             filling: Vec::new(),
-            in_flight: Vec::new(),
+            first_stage: VecDeque::new(),
+            last_stage: Vec::new(),
         };
         this.clear();
         this
@@ -68,7 +74,8 @@ impl Gradients {
     pub(crate) fn clear(&mut self) {
         let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
         self.filling = self.units.iter().map(empty).collect();
-        self.in_flight.clear();
+        self.first_stage.clear();
+        self.last_stage.clear();
     }
 
     /// Lets `write` put a gradient into its slot. `write` is told whether it is the slot's first in
@@ -87,63 +94,75 @@ impl Gradients {
     /// Starts one reduce for each pack of the unit; what this rank did not produce is zero.
     pub(crate) fn reduce(&mut self, unit: usize) -> Result<()> {
         for pack in 0..self.units[unit].packs.len() {
-            if self.units[unit].packs[pack]
-                .layout
-                .gradient_slots()
-                .is_empty()
-            {
+            if self.units[unit].packs[pack].layout.gradient_slots().is_empty() {
                 continue;
             }
             let buffer = self.finished(unit, pack).freeze();
-            let Unit { name, packs, .. } = &self.units[unit];
-            let op = match packs[pack].holder {
-                Holder::Owner(root) => Op::Reduce { root },
-                Holder::Everyone => Op::AllReduce,
-            };
-            let layout = &packs[pack].layout;
-            let call = Call::new(op, name.clone(), Element::F32, layout.gradient_elems())
-                .with_payload(layout.gradient_payload_elems());
-            let work = self.group.start(call, Some(buffer))?;
-            self.in_flight.push(InFlight { unit, pack, work });
+            let work = self.start(Axis::Shard, unit, pack, buffer)?;
+            self.first_stage.push_back(InFlight { unit, pack, work });
+        }
+        self.advance()
+    }
+
+    /// Starts the second stage of every reduce whose first stage is done, in order.
+    pub(crate) fn advance(&mut self) -> Result<()> {
+        while self.first_stage.front().is_some_and(|front| front.work.is_done()) {
+            self.pass_on()?;
         }
         Ok(())
     }
 
     /// Waits for every started reduce and returns the averages this rank holds.
     pub(crate) fn wait(&mut self) -> Result<Vec<ReducedPack>> {
-        let num_ranks = self.group.size();
+        while !self.first_stage.is_empty() {
+            self.pass_on()?;
+        }
+        let num_ranks = self.shard.size() * self.replicate.size();
         let mut reduced = Vec::new();
-        for InFlight { unit, pack, work } in std::mem::take(&mut self.in_flight) {
-            let Some(sum) = work.wait(self.deadline)? else {
-                continue;
-            };
+        for InFlight { unit, pack, work } in std::mem::take(&mut self.last_stage) {
+            let Some(sum) = work.wait(self.deadline)? else { continue };
             // An all-reduce may hand the very same memory to every rank of the process.
-            let mut buffer = sum
-                .try_into_unique()
-                .unwrap_or_else(|shared| self.pool.take_copy(&shared));
+            let mut buffer =
+                sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
             let layout = &self.units[unit].packs[pack].layout;
             let num_ranks = average(buffer.as_f32_mut(), layout, num_ranks);
-            reduced.push(ReducedPack {
-                unit,
-                pack,
-                buffer,
-                num_ranks,
-            });
+            reduced.push(ReducedPack { unit, pack, buffer, num_ranks });
         }
         Ok(reduced)
+    }
+
+    /// Takes the oldest reduce from the first stage to the second, if this rank has a part in it.
+    fn pass_on(&mut self) -> Result<()> {
+        let Some(InFlight { unit, pack, work }) = self.first_stage.pop_front() else {
+            return Ok(());
+        };
+        if self.replicate.size() == 1 {
+            self.last_stage.push(InFlight { unit, pack, work });
+        } else if let Some(sum) = work.wait(self.deadline)? {
+            let work = self.start(Axis::Replicate, unit, pack, sum)?;
+            self.last_stage.push(InFlight { unit, pack, work });
+        }
+        Ok(())
+    }
+
+    fn start(&self, axis: Axis, unit: usize, pack: usize, buffer: SharedBuffer) -> Result<Work> {
+        let Unit { name, packs, .. } = &self.units[unit];
+        let Pack { holder, layout } = &packs[pack];
+        let (group, root) = match axis {
+            Axis::Shard => (&self.shard, holder.owner().map(|owner| owner.shard)),
+            Axis::Replicate => (&self.replicate, holder.owner().map(|owner| owner.replicate)),
+        };
+        let op = root.map_or(Op::AllReduce, |root| Op::Reduce { root });
+        let call = Call::new(op, name.clone(), Element::F32, layout.gradient_elems())
+            .with_payload(layout.gradient_payload_elems());
+        group.start(call, Some(buffer))
     }
 
     /// The pack's buffer with zeros where this rank has nothing, and the presence lanes set.
     fn finished(&mut self, unit: usize, pack: usize) -> Buffer {
         let layout = &self.units[unit].packs[pack].layout;
-        let Some(Filling {
-            mut buffer,
-            present,
-        }) = self.filling[unit][pack].take()
-        else {
-            return self
-                .pool
-                .take_zeroed(layout.gradient_elems() * size_of::<f32>());
+        let Some(Filling { mut buffer, present }) = self.filling[unit][pack].take() else {
+            return self.pool.take_zeroed(layout.gradient_elems() * size_of::<f32>());
         };
         let elems = buffer.as_f32_mut();
         let mut end = 0;
@@ -166,12 +185,7 @@ impl Gradients {
 fn average(elems: &mut [f32], layout: &PackedLayout, num_ranks: usize) -> Vec<usize> {
     let divisor = num_ranks as f32;
     for slot in layout.gradient_slots() {
-        elems[slot.range()]
-            .iter_mut()
-            .for_each(|elem| *elem /= divisor);
+        elems[slot.range()].iter_mut().for_each(|elem| *elem /= divisor);
     }
-    elems[layout.lanes()]
-        .iter()
-        .map(|&lane| lane as usize)
-        .collect()
+    elems[layout.lanes()].iter().map(|&lane| lane as usize).collect()
 }

@@ -55,29 +55,16 @@ impl PackedLayout {
         trainable: impl IntoIterator<Item = (Arc<str>, Vec<usize>)>,
         frozen: impl IntoIterator<Item = (Arc<str>, Vec<usize>)>,
     ) -> Self {
-        let mut layout = Self {
-            slots: Vec::new(),
-            num_trainable: 0,
-            weight_elems: 0,
-        };
-        trainable
-            .into_iter()
-            .for_each(|parameter| layout.push(parameter));
+        let mut layout = Self { slots: Vec::new(), num_trainable: 0, weight_elems: 0 };
+        trainable.into_iter().for_each(|parameter| layout.push(parameter));
         layout.num_trainable = layout.slots.len();
-        frozen
-            .into_iter()
-            .for_each(|parameter| layout.push(parameter));
+        frozen.into_iter().for_each(|parameter| layout.push(parameter));
         layout
     }
 
     fn push(&mut self, (name, shape): (Arc<str>, Vec<usize>)) {
         let num_elems = shape.iter().product();
-        self.slots.push(Slot {
-            name,
-            shape,
-            offset: self.weight_elems,
-            num_elems,
-        });
+        self.slots.push(Slot { name, shape, offset: self.weight_elems, num_elems });
         self.weight_elems += to_line(num_elems);
     }
 
@@ -98,10 +85,7 @@ impl PackedLayout {
 
     /// Elements of gradients that belong to parameters: what traffic formulas count.
     pub fn gradient_payload_elems(&self) -> usize {
-        self.gradient_slots()
-            .iter()
-            .map(|slot| slot.num_elems)
-            .sum()
+        self.gradient_slots().iter().map(|slot| slot.num_elems).sum()
     }
 
     /// Elements of the weight buffer, alignment padding included.
@@ -116,10 +100,7 @@ impl PackedLayout {
 
     /// Where the presence lanes lie in the gradient buffer, one element per gradient slot.
     pub fn lanes(&self) -> Range<usize> {
-        let start = self
-            .gradient_slots()
-            .last()
-            .map_or(0, |slot| to_line(slot.range().end));
+        let start = self.gradient_slots().last().map_or(0, |slot| to_line(slot.range().end));
         start..start + self.num_trainable
     }
 }

@@ -159,14 +159,8 @@ impl Schedule {
         if left && (self.mode == Mode::Z3 || !pending(unit)) {
             self.reshard(unit, &mut actions);
         }
-        let reduced = self
-            .backward
-            .as_ref()
-            .map_or(0, |backward| backward.reduced);
-        let ready = self.reduce_order[reduced..]
-            .iter()
-            .take_while(|&&unit| !pending(unit))
-            .count();
+        let reduced = self.backward.as_ref().map_or(0, |backward| backward.reduced);
+        let ready = self.reduce_order[reduced..].iter().take_while(|&&unit| !pending(unit)).count();
         self.reduce(ready, &mut actions);
         actions
     }
@@ -230,10 +224,7 @@ impl Schedule {
         if self.mode == Mode::Z3 {
             (0..num_units).for_each(|unit| self.reshard(unit, &mut actions));
         }
-        self.backward = Some(Backward {
-            cursor: num_units,
-            reduced: 0,
-        });
+        self.backward = Some(Backward { cursor: num_units, reduced: 0 });
         actions
     }
 
@@ -274,10 +265,7 @@ impl Schedule {
         let Some(backward) = &mut self.backward else {
             return;
         };
-        let until = backward
-            .reduced
-            .saturating_add(at_most)
-            .min(self.reduce_order.len());
+        let until = backward.reduced.saturating_add(at_most).min(self.reduce_order.len());
         let issued = &self.reduce_order[backward.reduced..until];
         actions.extend(issued.iter().map(|&unit| Action::Reduce(unit)));
         backward.reduced = until;
@@ -368,17 +356,7 @@ mod tests {
     fn z2_broadcasts_once_and_keeps_until_the_units_backward() {
         let (forward, backward) = step(&mut schedule(Mode::Z2, 0), &[0, 1, 2]);
         assert_eq!(forward, [Unshard(0), Unshard(1), Unshard(2)]);
-        assert_eq!(
-            backward,
-            [
-                Reshard(2),
-                Reduce(2),
-                Reshard(1),
-                Reduce(1),
-                Reshard(0),
-                Reduce(0)
-            ]
-        );
+        assert_eq!(backward, [Reshard(2), Reduce(2), Reshard(1), Reduce(1), Reshard(0), Reduce(0)]);
     }
 
     #[test]
@@ -386,14 +364,7 @@ mod tests {
         let (forward, backward) = step(&mut schedule(Mode::Z3, 1), &[0, 1, 2]);
         assert_eq!(
             forward,
-            [
-                Unshard(0),
-                Unshard(1),
-                Reshard(0),
-                Unshard(2),
-                Reshard(1),
-                Reshard(2)
-            ]
+            [Unshard(0), Unshard(1), Reshard(0), Unshard(2), Reshard(1), Reshard(2)]
         );
         assert_eq!(
             backward,
@@ -413,27 +384,16 @@ mod tests {
 
     #[test]
     fn ranks_that_skip_units_issue_the_same_sequences() {
-        for (mode, prefetch) in [
-            (Mode::Z2, 0),
-            (Mode::Z2, 1),
-            (Mode::Z3, 0),
-            (Mode::Z3, 1),
-            (Mode::Z3, 5),
-        ] {
+        for (mode, prefetch) in
+            [(Mode::Z2, 0), (Mode::Z2, 1), (Mode::Z3, 0), (Mode::Z3, 1), (Mode::Z3, 5)]
+        {
             let all = step(&mut schedule(mode, prefetch), &[0, 1, 2]);
             for touched in [&[0, 1][..], &[0, 2], &[1, 2], &[1], &[]] {
                 let some = step(&mut schedule(mode, prefetch), touched);
                 let of = |(forward, backward): &(Vec<Action>, Vec<Action>)| {
-                    (
-                        [unshards(forward), unshards(backward)].concat(),
-                        reduces(backward),
-                    )
+                    ([unshards(forward), unshards(backward)].concat(), reduces(backward))
                 };
-                assert_eq!(
-                    of(&some),
-                    of(&all),
-                    "{mode:?} prefetch {prefetch} {touched:?}"
-                );
+                assert_eq!(of(&some), of(&all), "{mode:?} prefetch {prefetch} {touched:?}");
             }
         }
     }
@@ -494,10 +454,7 @@ mod tests {
                 forward.extend(schedule.enter(0, TRAIN));
                 forward.extend(schedule.leave(0, TRAIN));
             }
-            assert_eq!(
-                unshards(&forward).len(),
-                if mode == Mode::Z2 { 1 } else { 2 }
-            );
+            assert_eq!(unshards(&forward).len(), if mode == Mode::Z2 { 1 } else { 2 });
             let first = schedule.leave_backward(0, true, |_| true);
             assert!(reduces(&first).is_empty());
             let second = schedule.leave_backward(0, true, |_| false);
@@ -514,14 +471,8 @@ mod tests {
         schedule = Schedule::new(Mode::Z2, 0, &[Hooked, Hooked, Loose]);
         (0..2).for_each(|unit| drop(schedule.enter(unit, TRAIN)));
         schedule.touch(2, TRAIN);
-        assert_eq!(
-            reduces(&schedule.leave_backward(1, true, |unit| unit != 1)),
-            [1]
-        );
-        assert_eq!(
-            reduces(&schedule.leave_backward(0, true, |unit| unit == 2)),
-            [0]
-        );
+        assert_eq!(reduces(&schedule.leave_backward(1, true, |unit| unit != 1)), [1]);
+        assert_eq!(reduces(&schedule.leave_backward(0, true, |unit| unit == 2)), [0]);
         assert_eq!(reduces(&schedule.leave_backward(2, false, |_| false)), [2]);
     }
 
@@ -531,10 +482,7 @@ mod tests {
         assert_eq!(schedule.touch(0, TRAIN), [Unshard(0)]);
         assert_eq!(schedule.touch(0, TRAIN), []);
         assert_eq!(schedule.touch(1, TRAIN), [Reshard(0), Unshard(1)]);
-        assert_eq!(
-            schedule.begin_backward(),
-            [Unshard(2), Reshard(2), Reshard(1)]
-        );
+        assert_eq!(schedule.begin_backward(), [Unshard(2), Reshard(2), Reshard(1)]);
     }
 
     #[test]
@@ -562,10 +510,7 @@ mod tests {
             let (_, backward) = step(&mut schedule, &[0, 1, 2]);
             assert_eq!(reduces(&backward), [2, 1, 0]);
             let mut fresh = self::schedule(mode, 1);
-            assert_eq!(
-                step(&mut schedule, &[0, 1, 2]),
-                step(&mut fresh, &[0, 1, 2])
-            );
+            assert_eq!(step(&mut schedule, &[0, 1, 2]), step(&mut fresh, &[0, 1, 2]));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Units as the runtime sees them: packs of parameters that move together. Holds no data.
 
-use crate::PackedLayout;
+use crate::{Coordinate, PackedLayout};
 use std::sync::Arc;
 
 /// How the model runs a unit; later variants finish later in backward.
@@ -17,10 +17,22 @@ pub enum Placement {
 /// Who holds the authoritative values of a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// One rank of the shard axis: weights are broadcast from it, gradients reduced to it.
-    Owner(usize),
+    /// One rank of the mesh. The ranks of its shard column keep copies; weights are broadcast from
+    /// the column along the shard axis, gradients reduced to it and then, along the replicate axis,
+    /// to the owner.
+    Owner(Coordinate),
     /// Every rank: weights never move, gradients are averaged over all ranks.
     Everyone,
+}
+
+impl Holder {
+    /// The owner, if there is one.
+    pub fn owner(self) -> Option<Coordinate> {
+        match self {
+            Self::Owner(owner) => Some(owner),
+            Self::Everyone => None,
+        }
+    }
 }
 
 /// Parameters of one unit with one holder, packed into one buffer.

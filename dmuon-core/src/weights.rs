@@ -1,8 +1,8 @@
-//! Whole weights on this rank: what it owns and publishes, and copies on loan from other owners.
+//! Whole weights on this rank: what its column keeps and its owners publish, and copies on loan.
 
 use crate::{
-    Buffer, BufferPool, Call, Element, Group, Holder, Holding, Lease, Ledger, Op, Result,
-    SharedBuffer, Unit, Work,
+    Axis, Buffer, BufferPool, Call, Coordinate, Element, Group, Holding, Lease, Ledger, Mesh, Op,
+    Pack, Result, SharedBuffer, Stream, Unit, Work,
 };
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -20,21 +20,27 @@ pub trait PackView: Clone + Debug {
 /// Packed weights of all units on one rank.
 #[derive(Debug)]
 pub(crate) struct Weights<V> {
-    group: Arc<dyn Group>,
+    at: Coordinate,
+    shard: Arc<dyn Group>,
+    replicate: Arc<dyn Group>,
     pool: BufferPool,
     ledger: Ledger,
     deadline: Duration,
     units: Arc<[Unit]>,
-    /// `owned[unit][pack]`: the published weights of packs this rank owns.
-    owned: Vec<Vec<Option<Owned<V>>>>,
-    /// `copies[unit][pack]`: weights of other owners, started or arrived.
+    /// `kept[unit][pack]`: the published weights of the packs of this rank's column.
+    kept: Vec<Vec<Option<Kept<V>>>>,
+    /// `copies[unit][pack]`: weights of other columns, started or arrived.
     copies: Vec<Vec<Option<Copy<V>>>>,
 }
 
 #[derive(Debug)]
-struct Owned<V> {
-    buffer: SharedBuffer,
-    view: V,
+enum Kept<V> {
+    /// On its way from the owner, which is in another replica.
+    Arriving(Work),
+    Here {
+        buffer: SharedBuffer,
+        view: V,
+    },
 }
 
 #[derive(Debug)]
@@ -44,25 +50,19 @@ enum Copy<V> {
 }
 
 impl<V: PackView> Weights<V> {
-    pub(crate) fn new(
-        group: Arc<dyn Group>,
-        pool: BufferPool,
-        ledger: Ledger,
-        deadline: Duration,
-        units: Arc<[Unit]>,
-    ) -> Self {
-        let none = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
-        let owned = units.iter().map(none).collect();
-        let none = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
-        let copies = units.iter().map(none).collect();
+    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>) -> Self {
+        let group = |axis| mesh.group(axis, Stream::Weights).clone();
+        let world = mesh.world();
         Self {
-            group,
-            pool,
-            ledger,
-            deadline,
+            at: mesh.coordinate(),
+            shard: group(Axis::Shard),
+            replicate: group(Axis::Replicate),
+            pool: world.pool().clone(),
+            ledger: world.ledger().clone(),
+            deadline: world.deadline(),
+            kept: units.iter().map(|unit| unit.packs.iter().map(|_| None).collect()).collect(),
+            copies: units.iter().map(|unit| unit.packs.iter().map(|_| None).collect()).collect(),
             units,
-            owned,
-            copies,
         }
     }
 
@@ -80,37 +80,50 @@ impl<V: PackView> Weights<V> {
         buffer
     }
 
-    /// Makes `buffer` the pack's weights; later broadcasts send it.
-    pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> V {
+    /// Makes `buffer` the pack's weights on the rank that made them, and starts sending them to its
+    /// column; later broadcasts along the shard axis send it.
+    pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<V> {
         let buffer = buffer.freeze();
-        let view = V::new(self.ledger.hold(Holding::OwnedWeights, buffer.clone()));
-        self.owned[unit][pack] = Some(Owned {
-            buffer,
-            view: view.clone(),
-        });
-        view
+        if let Some(owner) = self.units[unit].packs[pack].holder.owner() {
+            self.replicate(unit, pack, owner, Some(buffer.clone()))?;
+        }
+        let view = self.keep(&buffer);
+        self.kept[unit][pack] = Some(Kept::Here { buffer, view: view.clone() });
+        Ok(view)
+    }
+
+    /// Takes part in a publish by the owner of the pack, which is in this rank's column.
+    pub(crate) fn receive(&mut self, unit: usize, pack: usize) -> Result<()> {
+        if let Some(owner) = self.units[unit].packs[pack].holder.owner()
+            && let Some(work) = self.replicate(unit, pack, owner, None)?
+        {
+            self.kept[unit][pack] = Some(Kept::Arriving(work));
+        }
+        Ok(())
+    }
+
+    /// Waits for every publish that is on its way to this rank.
+    pub(crate) fn drain(&mut self) -> Result<()> {
+        for unit in 0..self.kept.len() {
+            for pack in 0..self.kept[unit].len() {
+                self.settle(unit, pack)?;
+            }
+        }
+        Ok(())
     }
 
     /// Starts one broadcast for each owner of the unit.
     pub(crate) fn unshard(&mut self, unit: usize) -> Result<()> {
-        let Unit { name, packs, .. } = &self.units[unit];
+        let units = self.units.clone();
+        let Unit { name, packs, .. } = &units[unit];
         for (index, pack) in packs.iter().enumerate() {
-            let Holder::Owner(root) = pack.holder else {
-                continue;
-            };
-            let call = Call::new(
-                Op::Broadcast { root },
-                name.clone(),
-                Element::F32,
-                pack.layout.weight_elems(),
-            )
-            .with_payload(pack.layout.weight_payload_elems());
-            let owned = self.owned[unit][index]
-                .as_ref()
-                .map(|owned| owned.buffer.clone());
-            let is_owner = owned.is_some();
-            let work = self.group.start(call, owned)?;
-            if !is_owner {
+            let Some(owner) = pack.holder.owner() else { continue };
+            self.settle(unit, index)?;
+            let call = self.call(name, pack, owner.shard);
+            let kept = self.here(unit, index).map(|(buffer, _)| buffer.clone());
+            let is_here = kept.is_some();
+            let work = self.shard.start(call, kept)?;
+            if !is_here {
                 self.copies[unit][index] = Some(Copy::Started(work));
             }
         }
@@ -131,10 +144,11 @@ impl<V: PackView> Weights<V> {
         held
     }
 
-    /// The pack's weights, once they are here. `None`: neither owned nor unsharded.
+    /// The pack's weights, once they are here. `None`: neither kept nor unsharded.
     pub(crate) fn wait(&mut self, unit: usize, pack: usize) -> Result<Option<V>> {
-        if let Some(owned) = &self.owned[unit][pack] {
-            return Ok(Some(owned.view.clone()));
+        self.settle(unit, pack)?;
+        if let Some((_, view)) = self.here(unit, pack) {
+            return Ok(Some(view.clone()));
         }
         let view = match self.copies[unit][pack].take() {
             None => return Ok(None),
@@ -148,8 +162,55 @@ impl<V: PackView> Weights<V> {
         Ok(Some(view))
     }
 
-    /// The weights this rank published last for a pack it owns.
+    /// The weights published last for a pack that this rank made.
     pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<&V> {
-        self.owned[unit][pack].as_ref().map(|owned| &owned.view)
+        self.here(unit, pack).map(|(_, view)| view)
+    }
+
+    fn here(&self, unit: usize, pack: usize) -> Option<(&SharedBuffer, &V)> {
+        match &self.kept[unit][pack] {
+            Some(Kept::Here { buffer, view }) => Some((buffer, view)),
+            _ => None,
+        }
+    }
+
+    /// Waits for the pack's publish, if it is on its way.
+    fn settle(&mut self, unit: usize, pack: usize) -> Result<()> {
+        let kept = &mut self.kept[unit][pack];
+        let Some(Kept::Arriving(work)) = kept.take_if(|kept| matches!(kept, Kept::Arriving(_)))
+        else {
+            return Ok(());
+        };
+        if let Some(buffer) = work.wait(self.deadline)? {
+            let view = self.keep(&buffer);
+            self.kept[unit][pack] = Some(Kept::Here { buffer, view });
+        }
+        Ok(())
+    }
+
+    fn keep(&self, buffer: &SharedBuffer) -> V {
+        V::new(self.ledger.hold(Holding::OwnedWeights, buffer.clone()))
+    }
+
+    /// Broadcasts along the replicate axis, where there is one and this is the owner's column.
+    fn replicate(
+        &self,
+        unit: usize,
+        pack: usize,
+        owner: Coordinate,
+        buffer: Option<SharedBuffer>,
+    ) -> Result<Option<Work>> {
+        if self.replicate.size() == 1 || owner.shard != self.at.shard {
+            return Ok(None);
+        }
+        let Unit { name, packs, .. } = &self.units[unit];
+        let call = self.call(name, &packs[pack], owner.replicate);
+        self.replicate.start(call, buffer).map(Some)
+    }
+
+    fn call(&self, name: &Arc<str>, pack: &Pack, root: usize) -> Call {
+        let layout = &pack.layout;
+        Call::new(Op::Broadcast { root }, name.clone(), Element::F32, layout.weight_elems())
+            .with_payload(layout.weight_payload_elems())
     }
 }

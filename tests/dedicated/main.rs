@@ -5,6 +5,7 @@
 mod cases;
 mod errors;
 mod gradients;
+mod hsdp;
 mod layers;
 mod memory;
 mod programs;

@@ -8,7 +8,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use dmuon::{Dedicate, Dedicated, EngineOptions, Error, Hooked, Mesh, Result, World};
+use dmuon::{Dedicate, Dedicated, EngineOptions, Error, Hooked, Mesh, MeshShape, Result, World};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -139,6 +139,18 @@ pub(crate) fn dedicate<M: Module>(
     request: impl FnOnce(Dedicate) -> Dedicate,
 ) -> Result<(M, Dedicated)> {
     let mesh = Mesh::new(world)?;
+    request(Dedicate::new(&mesh)).apply(model.clone().fork(&device()))
+}
+
+/// Dedicates a rank's own copy of `model` over a (replicate, shard) mesh.
+pub(crate) fn dedicate_on<M: Module>(
+    world: &World,
+    (replicate, shard): (usize, usize),
+    model: &M,
+    request: impl FnOnce(Dedicate) -> Dedicate,
+) -> Result<(M, Dedicated)> {
+    let shape = MeshShape::new(replicate, shard).unwrap();
+    let mesh = Mesh::with_shape(world, shape)?;
     request(Dedicate::new(&mesh)).apply(model.clone().fork(&device()))
 }
 
