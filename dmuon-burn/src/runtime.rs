@@ -394,8 +394,7 @@ impl Runtime {
         let mut state = self.lock();
         state.backward.clear();
         state.present.fill(false);
-        state.exchange.publish(Vec::new())?;
-        Ok(())
+        Ok(state.exchange.begin_publish()?)
     }
 
     pub(crate) fn bind_leaf(&self, parameter: usize, leaf: Option<NodeId>) {

@@ -129,12 +129,12 @@ fn ranks_that_ask_for_different_things_hear_so() {
 
 #[test]
 fn meshes_that_do_not_fit_are_refused() {
-    let net = net();
-    all_fail(2, &["3", "2"], |world| Ok(Mesh::with_shape(&world, MeshShape::new(1, 3)?)?));
-    all_fail(2, &["replicate axis", "use a 1x2 mesh"], |world| {
-        let mesh = Mesh::with_shape(&world, MeshShape::new(2, 1)?)?;
-        Dedicate::new(&mesh).apply(net.clone().fork(&device()))
-    });
+    for (replicate, shard) in [(1, 3), (2, 2), (3, 1)] {
+        let mesh = format!("a {replicate}x{shard} mesh holds");
+        all_fail(2, &[&mesh, "the world has 2"], |world| {
+            Ok(Mesh::with_shape(&world, MeshShape::new(replicate, shard)?)?)
+        });
+    }
 }
 
 /// Trains until rank 1 does something else in its second step.

@@ -155,13 +155,14 @@ fn payload_on_each_axis_equals_the_formulas() {
             };
             let traffic = Traffic::predict(plan, mode, ElemBytes::FP32);
             let what = format!("{mesh:?} {mode}");
-            let shard = [
-                (OpKind::Broadcast, "shard/weights", traffic.weights_per_micro_batch()),
-                (OpKind::Reduce, "shard/gradients", traffic.gradients_per_sync()),
+            // One replica's are predicted, and there are as many as the replicate axis is long.
+            let axes = [
+                (OpKind::Broadcast, "shard/weights", mesh.0 * traffic.weights_per_micro_batch()),
+                (OpKind::Reduce, "shard/gradients", mesh.0 * traffic.gradients_per_sync()),
                 (OpKind::Reduce, "replicate/gradients", traffic.replicate_gradients_per_step()),
                 (OpKind::Broadcast, "replicate/weights", traffic.publish_per_step()),
             ];
-            for (op, group, predicted) in shard {
+            for (op, group, predicted) in axes {
                 assert_eq!(total(group, op), predicted as u64, "{what} {group}");
             }
         }
