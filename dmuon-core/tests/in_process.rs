@@ -62,7 +62,7 @@ fn second_step_allocates_nothing() {
 
 #[test]
 fn a_link_too_slow_for_the_deadline_blames_nobody() {
-    let link = Link { latency: Duration::from_secs(3600), bytes_per_second: 1e9 };
+    let link = Link { latency: Duration::from_secs(3600), bytes_per_second: 1e9, groups: "" };
     let outcome = launch_with(2, &options().with_link(link), |world| {
         world.group().start(Call::barrier("step"), None)?.wait(Duration::from_millis(100))
     });
@@ -72,7 +72,7 @@ fn a_link_too_slow_for_the_deadline_blames_nobody() {
 
 #[test]
 fn a_link_delivers_what_memory_would() {
-    let link = Link { latency: Duration::from_millis(2), bytes_per_second: 1e9 };
+    let link = Link { latency: Duration::from_millis(2), bytes_per_second: 1e9, groups: "" };
     let outputs = launch_with(2, &options().with_link(link), |world| broadcast(&world));
     assert!(outputs.expect("no failure").iter().all(|output| output.as_f32() == [0.0; NUM_ELEMS]));
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
+use dmuon::partition::MeshError;
+use dmuon::{MeshShape, ReplicatePublish};
 use serde::Serialize;
 
 use crate::model::GptConfig;
@@ -11,11 +13,14 @@ use crate::model::GptConfig;
 const EXAMPLES: &str = "\
 Examples:
   cargo run --release --example train_gpt
-      Four ranks, Muon with one owner for each matrix, on Rust sources that cargo downloaded.
+      Two replicas of two ranks each, Muon with one owner for each matrix, on Rust sources that
+      cargo downloaded.
   cargo run --release --example train_gpt -- --compare
       Muon, then AdamW from the same seed; both curves in one figure.
   cargo run --release --example train_gpt -- --mode z3 --prefetch 2
       Drop the weights after each block's forward and fetch them again, two blocks ahead.
+  cargo run --release --example train_gpt -- --mesh 1x4
+      One replica over four ranks: other traffic, the same weights to the bit.
   cargo run --release --example train_gpt -- --ranks 1 --batch 16
       One rank reads the same batches as four with --batch 4: compare the losses.
   cargo run --release --example train_gpt -- --data ~/books --steps 2000 --out out/books
@@ -33,9 +38,15 @@ Written to --out:
 #[derive(Parser, Debug, Clone)]
 #[command(name = "train_gpt", after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Ranks that share the model; each reads its own sequences
-    #[arg(long, default_value_t = 4, value_parser = positive)]
-    pub(crate) ranks: usize,
+    /// Replicas x ranks of each, e.g. 2x2; each rank reads its own sequences
+    #[arg(long, default_value = "2x2", value_name = "GxR", value_parser = mesh)]
+    mesh: MeshShape,
+    /// Ranks in one replica: short for --mesh 1xN
+    #[arg(long, value_name = "N", value_parser = positive, conflicts_with = "mesh")]
+    ranks: Option<usize>,
+    /// When a step waits for new weights to reach the other replicas
+    #[arg(long, value_enum, default_value_t)]
+    publish: Publish,
     /// How long a rank keeps the weights it borrows
     #[arg(long, value_enum, default_value_t)]
     pub(crate) mode: Mode,
@@ -68,10 +79,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 4, value_parser = positive, help_heading = "Model")]
     pub(crate) layers: usize,
     /// Width of the residual stream
-    #[arg(long, default_value_t = 192, value_parser = positive, help_heading = "Model")]
+    #[arg(long, default_value_t = 256, value_parser = positive, help_heading = "Model")]
     pub(crate) width: usize,
     /// Attention heads; the width of each is --width / --heads
-    #[arg(long, default_value_t = 6, value_parser = positive, help_heading = "Model")]
+    #[arg(long, default_value_t = 8, value_parser = positive, help_heading = "Model")]
     pub(crate) heads: usize,
     /// Bytes of context
     #[arg(long, default_value_t = 128, value_parser = positive, help_heading = "Model")]
@@ -103,6 +114,16 @@ pub(crate) enum Mode {
     Z2,
     /// For one block's forward, and again for its backward: less memory
     Z3,
+}
+
+/// When a step waits for new weights to reach the other replicas.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Publish {
+    /// Not at all: each block's are awaited by its next forward
+    #[default]
+    Async,
+    /// At the end of the step
+    Sync,
 }
 
 /// What trains the matrices of the blocks.
@@ -166,6 +187,23 @@ impl Args {
         Ok(())
     }
 
+    /// The mesh to train on.
+    pub(crate) fn mesh(&self) -> Result<MeshShape, MeshError> {
+        self.ranks.map_or(Ok(self.mesh), |ranks| MeshShape::new(1, ranks))
+    }
+
+    /// Number of ranks.
+    pub(crate) fn num_ranks(&self) -> usize {
+        self.ranks.unwrap_or(self.mesh.world_size())
+    }
+
+    pub(crate) fn publish(&self) -> ReplicatePublish {
+        match self.publish {
+            Publish::Async => ReplicatePublish::Async,
+            Publish::Sync => ReplicatePublish::Sync,
+        }
+    }
+
     pub(crate) fn model(&self) -> GptConfig {
         GptConfig::new(self.layers, self.width, self.heads, self.seq_len)
     }
@@ -174,6 +212,14 @@ impl Args {
     pub(crate) fn optimizers(&self) -> Vec<Optimizer> {
         if self.compare { vec![Optimizer::Muon, Optimizer::Adamw] } else { vec![self.optimizer] }
     }
+}
+
+fn mesh(text: &str) -> Result<MeshShape, String> {
+    let axes = text.split_once('x').map(|(g, r)| (g.trim().parse(), r.trim().parse()));
+    let Some((Ok(replicate), Ok(shard))) = axes else {
+        return Err("not a mesh such as 2x2: replicas, an x, ranks of each".to_owned());
+    };
+    MeshShape::new(replicate, shard).map_err(|error| error.to_string())
 }
 
 fn positive(text: &str) -> Result<usize, &'static str> {

@@ -88,7 +88,8 @@ impl Figure<'_> {
     }
 
     fn draw_title(&self, area: &DrawingArea<BitMapBackend, plotters::coord::Shift>) -> DrawResult {
-        let Args { ranks, layers, width, batch, seq_len, .. } = self.args;
+        let Args { layers, width, batch, seq_len, .. } = self.args;
+        let ranks = self.args.num_ranks();
         let names: Vec<_> = self.curves.iter().map(|curve| curve.optimizer.title()).collect();
         let title = format!("{} on {ranks} ranks", names.join(" and "));
         let detail = format!(

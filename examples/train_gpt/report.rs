@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
+use dmuon::MeshShape;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -63,13 +64,6 @@ pub(crate) struct Summary {
     pub(crate) peak_weight_bytes: Vec<u64>,
     pub(crate) elapsed_s: f64,
     pub(crate) tokens_per_s: f64,
-}
-
-/// How the ranks are laid out.
-#[derive(Serialize, Debug, Clone, Copy)]
-pub(crate) struct MeshShape {
-    pub(crate) replicate: usize,
-    pub(crate) shard: usize,
 }
 
 /// Follows a run on rank 0.

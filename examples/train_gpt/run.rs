@@ -10,7 +10,7 @@ use crate::data::{Batch, Corpus};
 use crate::error::Error;
 use crate::figure::{Curve, Figure};
 use crate::model::Gpt;
-use crate::report::{self, MeshShape, Summary};
+use crate::report::{self, Summary};
 use crate::sample::Sampling;
 use crate::train::{self, Trained};
 
@@ -72,7 +72,10 @@ fn announce(args: &Args, corpus: &Corpus, baseline: f64) {
     );
     println!(
         "run       {} ranks with {} sequences each, {} steps, seed {}",
-        args.ranks, args.batch, args.steps, args.seed
+        args.num_ranks(),
+        args.batch,
+        args.steps,
+        args.seed
     );
 }
 
@@ -101,11 +104,11 @@ fn summarize(
     let steps = &trained.steps;
     let last = &steps[steps.len().saturating_sub(LAST_STEPS)..];
     let elapsed_s = steps.last().map_or(0.0, |step| step.elapsed_s);
-    let tokens = args.ranks * args.batch * args.seq_len * args.steps;
+    let tokens = args.num_ranks() * args.batch * args.seq_len * args.steps;
     Summary {
         optimizer,
         mode: args.mode,
-        mesh: MeshShape { replicate: 1, shard: args.ranks },
+        mesh: trained.mesh,
         seed: args.seed,
         steps: args.steps,
         parameters: Module::num_params(&trained.model),
@@ -138,7 +141,7 @@ fn tell(summary: &Summary) {
         train::megabytes(summary.bytes_predicted)
     );
     let peaks: Vec<_> = summary.peak_weight_bytes.iter().copied().map(train::megabytes).collect();
-    println!("memory    at most {} MB of weights on ranks 0..", peaks.join(", "));
+    println!("memory    at most {} MB of weights on ranks 0, 1, ..", peaks.join(", "));
     println!("weights   sha256 {}", summary.weights_sha256);
 }
 

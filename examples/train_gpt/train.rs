@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 use dmuon::partition::{ElemBytes, Traffic};
 use dmuon::prelude::*;
-use dmuon::{Holding, OpKind, Route};
+use dmuon::{Holding, MeshShape, OpKind, Route};
 
 use crate::cli::{Args, Optimizer};
 use crate::data::{Batch, Corpus, Sequences};
@@ -28,6 +28,7 @@ pub(crate) struct Trained {
     /// With all weights in full.
     pub(crate) model: Gpt,
     pub(crate) steps: Vec<StepRecord>,
+    pub(crate) mesh: MeshShape,
     /// Of each rank.
     pub(crate) peak_weight_bytes: Vec<u64>,
     /// What the plan said that the run would move.
@@ -47,7 +48,7 @@ pub(crate) fn train(
     let model = args.model().init(&device);
     dmuon::initialize(&model);
     let job = Job { args, optimizer, corpus, folder };
-    let ranks = dmuon::launch(args.ranks, |world| job.train_rank(world, model.clone()))?;
+    let ranks = dmuon::launch(args.num_ranks(), |world| job.train_rank(world, model.clone()))?;
     let trained = ranks.into_iter().flatten().next();
     Ok(trained.unwrap_or_else(|| unreachable!("rank 0 gathers the model")))
 }
@@ -65,9 +66,10 @@ impl Job<'_> {
     fn train_rank(self, world: World, model: Gpt) -> Result<Option<Trained>, Error> {
         let Self { args, optimizer, corpus, folder } = self;
         let device = Device::flex().autodiff();
-        let mesh = Mesh::new(&world)?;
+        let mesh = Mesh::with_shape(&world, args.mesh().map_err(dmuon::core::Error::from)?)?;
         let (mut model, dedicated) = Dedicate::new(&mesh)
             .mode(args.mode.into())
+            .publish(args.publish())
             .prefetch(args.prefetch)
             .apply(model.fork(&device))?;
         let mut reporter = match world.rank() {
@@ -87,7 +89,7 @@ impl Job<'_> {
             let (mean, work);
             (model, mean, work) = stepper.step(args, step, lr_share, model, loss)?;
             if let Some(reporter) = &mut reporter {
-                let tokens = args.ranks * args.batch * args.seq_len;
+                let tokens = args.num_ranks() * args.batch * args.seq_len;
                 reporter.step(mean, lr_share, tokens, work)?;
             }
         }
@@ -98,6 +100,7 @@ impl Job<'_> {
         Ok(full.zip(steps).map(|(model, steps)| Trained {
             model,
             steps,
+            mesh: mesh.shape(),
             peak_weight_bytes,
             bytes_predicted,
         }))
@@ -117,33 +120,41 @@ impl Job<'_> {
             );
             balance.to_string().lines().for_each(|line| println!("          {line}"));
         }
-        let Predicted { weights, gradients } = predicted(dedicated);
+        let Predicted { weights, gradients, replicate } = predicted(dedicated);
         println!(
-            "traffic   {} MB of weights and {} MB of gradients a step, all ranks together ({})",
+            "traffic   a step, all ranks together ({}, mesh {}): {} MB of weights and {} MB of",
+            dedicated.mode(),
+            dedicated.mesh().shape(),
             megabytes(weights),
-            megabytes(gradients),
-            dedicated.mode()
+            megabytes(gradients)
         );
+        println!("          gradients within replicas, {} MB between them", megabytes(replicate));
     }
 }
 
 /// Payload of one step, all ranks together, in bytes.
 struct Predicted {
+    /// Within replicas.
     weights: u64,
+    /// Within replicas.
     gradients: u64,
+    /// Gradients and new weights between replicas.
+    replicate: u64,
 }
 
 impl Predicted {
     fn total(&self) -> u64 {
-        self.weights + self.gradients
+        self.weights + self.gradients + self.replicate
     }
 }
 
 fn predicted(dedicated: &Dedicated) -> Predicted {
     let traffic = Traffic::predict(dedicated.plan(), dedicated.mode(), ElemBytes::FP32);
+    let replicas = dedicated.mesh().shape().replicate();
     Predicted {
-        weights: traffic.weights_per_micro_batch() as u64,
-        gradients: traffic.gradients_per_sync() as u64,
+        weights: (replicas * traffic.weights_per_micro_batch()) as u64,
+        gradients: (replicas * traffic.gradients_per_sync()) as u64,
+        replicate: (traffic.replicate_gradients_per_step() + traffic.publish_per_step()) as u64,
     }
 }
 
@@ -154,6 +165,8 @@ pub(crate) fn megabytes(bytes: u64) -> String {
 
 /// The most bytes of weights each rank held at once: its own, and what it borrowed.
 fn peak_weight_bytes(world: &World, dedicated: &Dedicated) -> Result<Vec<u64>, Error> {
+    // What is still on its way to this rank's column counts too.
+    dedicated.drain()?;
     let ledger = world.ledger();
     let own = ledger.current_bytes(Holding::OwnedWeights) + ledger.peak_bytes(Holding::Weights);
     let mut of_ranks = vec![0.0; world.size()];
@@ -252,6 +265,9 @@ impl Stepper {
 /// Payload this rank has moved between owners and the others: weights received, gradients sent.
 fn bytes_moved(dedicated: &Dedicated) -> u64 {
     let counters = dedicated.mesh().world().recorder().counters();
-    counters.of_group("shard/weights", OpKind::Broadcast).payload_bytes
-        + counters.of_group("shard/gradients", OpKind::Reduce).payload_bytes
+    let moved = |group, op| counters.of_group(group, op).payload_bytes;
+    moved("shard/weights", OpKind::Broadcast)
+        + moved("shard/gradients", OpKind::Reduce)
+        + moved("replicate/gradients", OpKind::Reduce)
+        + moved("replicate/weights", OpKind::Broadcast)
 }

@@ -56,6 +56,8 @@ pub struct Link {
     pub latency: Duration,
     /// Bytes of a call's part per second.
     pub bytes_per_second: f64,
+    /// The groups that have it: those whose name begins so, such as `replicate/`; empty for all.
+    pub groups: &'static str,
 }
 
 impl Default for EngineOptions {

@@ -137,7 +137,8 @@ impl Hub {
         if arrival.complete {
             registry.slots.remove(&key);
         }
-        if let Some(link) = self.link.filter(|_| arrival.flows) {
+        let here = |link: &Link| arrival.flows && meeting.site.group.starts_with(link.groups);
+        if let Some(link) = self.link.filter(here) {
             slot.deliver_at(registry.occupy_link(meeting.group, link.transfer_time(call_bytes)));
         }
         Ok((slot, arrival))
