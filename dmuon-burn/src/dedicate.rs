@@ -300,6 +300,7 @@ impl Dedicated {
         model: M,
         gradients: GradientsParams,
     ) -> Result<M> {
+        self.runtime.check_accumulated()?;
         let model = optimizer.step(learning_rate, model, gradients);
         self.publish(model)
     }
@@ -339,6 +340,49 @@ impl Dedicated {
     /// A group has failed.
     pub fn sum(&self, values: &[f64]) -> Result<Vec<f64>> {
         control::sum(self.runtime.world(), values)
+    }
+
+    /// Runs micro-batches whose gradients are summed within each replica only. `backwards` sees no
+    /// gradients; they are added to those of the next backward outside, which alone reduces between
+    /// replicas. The result is the sum over all of them of the mean over ranks, as when the
+    /// gradients of each are added up; each rank keeps one more copy of its column's gradients.
+    ///
+    /// ```
+    /// # use burn::{module::Module, optim::GradientsParams, tensor::{Device, Tensor}};
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use dmuon_burn::{Dedicate, Error, Hooked, MuonConfig};
+    /// # use dmuon_core::{Mesh, launch};
+    /// # #[derive(Module, Debug)]
+    /// # struct Net { layers: Vec<Hooked<Linear>> }
+    /// # let device = Device::flex().autodiff();
+    /// # let net = Net { layers: vec![Hooked::new(LinearConfig::new(4, 4).init(&device))] };
+    /// # dmuon_burn::initialize(&net);
+    /// # launch(2, |world| -> Result<(), Error> {
+    /// # let device = Device::flex().autodiff();
+    /// # let (net, dedicated) = Dedicate::new(&Mesh::new(&world)?).apply(net.clone().fork(&device))?;
+    /// # let mut muon = MuonConfig::new().init(&dedicated)?;
+    /// # let loss = |net: &Net| net.layers[0].run(Tensor::<2>::ones([2, 4], &device), |l, x| l.forward(x)).mean();
+    /// dedicated.accumulate(|| {
+    ///     loss(&net).backward();
+    ///     loss(&net).backward();
+    /// });
+    /// let gradients = GradientsParams::from_grads(loss(&net).backward(), &net);
+    /// let net = muon.step(0.01, net, gradients)?; // on three micro-batches
+    /// # Ok(()) }).unwrap();
+    /// ```
+    ///
+    /// # Collective
+    /// Every rank, around as many backwards.
+    pub fn accumulate<T>(&self, backwards: impl FnOnce() -> T) -> T {
+        struct Stop<'a>(&'a Runtime);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.defer_replicate(false);
+            }
+        }
+        self.runtime.defer_replicate(true);
+        let _stop = Stop(&self.runtime);
+        backwards()
     }
 
     /// Waits until the weights published last have reached this rank. Forwards, `full_model` and

@@ -188,6 +188,15 @@ pub enum Error {
         /// Name of the parameter.
         parameter: String,
     },
+    /// A step follows `accumulate` without a backward outside it.
+    #[error(
+        "rank {rank}: gradients were summed inside `Dedicated::accumulate` and never reached their \
+         owners: run the last micro-batch's backward outside it"
+    )]
+    Accumulating {
+        /// The rank.
+        rank: Rank,
+    },
     /// A gradient is infinite or not a number.
     #[error(
         "the gradient of \"{parameter}\" is not finite (found by rank {rank}); no rank has \

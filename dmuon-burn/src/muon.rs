@@ -89,6 +89,7 @@ impl Muon {
     ) -> Result<M> {
         let started = Instant::now();
         let rates = rates.into().checked()?;
+        self.runtime.check_accumulated()?;
         let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
         let agreement = agree(&self.runtime, &gradients.examine(&self.runtime))?;
         self.report = StepReport {

@@ -385,7 +385,15 @@ impl Runtime {
 
     /// Drops this rank's copies of other ranks' weights.
     pub(crate) fn release(&self) -> Result<()> {
-        Ok(self.lock().exchange.begin_publish()?)
+        Ok(self.lock().exchange.release()?)
+    }
+
+    /// Checks that no micro-batch waits for one that reaches the owners.
+    pub(crate) fn check_accumulated(&self) -> Result<()> {
+        match self.lock().exchange.keeps_sums() {
+            true => Err(Error::Accumulating { rank: self.rank() }),
+            false => Ok(()),
+        }
     }
 
     /// Drops what a step that is not taken leaves behind: copies of weights, gradients, and who had
@@ -411,6 +419,10 @@ impl Runtime {
             .filter(|&index| self.parameters[index].route != Route::Frozen)
             .filter(|&index| !state.present[index])
             .collect()
+    }
+
+    pub(crate) fn defer_replicate(&self, deferred: bool) {
+        self.lock().exchange.defer_replicate(deferred);
     }
 
     pub(crate) fn take_waited(&self) -> Duration {

@@ -86,12 +86,28 @@ impl<V: PackView> Exchange<V> {
     /// # Errors
     /// A group has failed.
     pub fn begin_publish(&mut self) -> Result<()> {
+        self.release()?;
+        self.gradients.clear();
+        Ok(())
+    }
+
+    /// Drops every copy of other ranks' weights, and whatever a backward that did not finish left.
+    ///
+    /// # Errors
+    /// A group has failed.
+    pub fn release(&mut self) -> Result<()> {
         // Nothing of an earlier version may arrive after this one.
         self.weights.drain()?;
         let actions = self.schedule.publish();
         self.carry_out(actions, Pass::Evaluation)?;
-        self.gradients.clear();
+        self.gradients.abandon();
         Ok(())
+    }
+
+    /// Whether sums of deferred backwards wait for one that is not; see
+    /// [`defer_replicate`](Self::defer_replicate).
+    pub fn keeps_sums(&self) -> bool {
+        self.gradients.keeps_sums()
     }
 
     /// Replaces the weights of a pack that this rank made, and starts sending them to the other
@@ -219,6 +235,15 @@ impl<V: PackView> Exchange<V> {
         let reduced = self.gradients.wait();
         self.waited += started.elapsed();
         reduced
+    }
+
+    /// Chooses whether the backwards that follow keep their sums within the replica. They return no
+    /// averages; the next backward that does not keep them adds them to its own.
+    ///
+    /// # Collective
+    /// Every rank, before the same backward.
+    pub fn defer_replicate(&mut self, deferred: bool) {
+        self.gradients.defer(deferred);
     }
 
     /// Units this rank's backward has read since the last call.

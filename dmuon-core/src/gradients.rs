@@ -23,6 +23,10 @@ pub(crate) struct Gradients {
     first_stage: VecDeque<InFlight>,
     /// Reduces that nothing follows, in the order started.
     last_stage: Vec<InFlight>,
+    /// Whether sums stay in this rank's replica for now.
+    deferred: bool,
+    /// `kept[unit][pack]`: sums of deferred backwards.
+    kept: Vec<Vec<Option<Buffer>>>,
 }
 
 #[derive(Debug)]
@@ -65,17 +69,31 @@ impl Gradients {
             filling: Vec::new(),
             first_stage: VecDeque::new(),
             last_stage: Vec::new(),
+            deferred: false,
+            kept: Vec::new(),
         };
         this.clear();
         this
     }
 
-    /// Forgets what an unfinished backward left behind. Reduces already started go on without us.
+    /// Forgets everything, deferred sums too.
     pub(crate) fn clear(&mut self) {
+        self.abandon();
+        let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
+        self.kept = self.units.iter().map(empty).collect();
+    }
+
+    /// Forgets what an unfinished backward left behind. Reduces already started go on without us.
+    pub(crate) fn abandon(&mut self) {
         let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
         self.filling = self.units.iter().map(empty).collect();
         self.first_stage.clear();
         self.last_stage.clear();
+    }
+
+    /// Whether sums of deferred backwards wait for one that is not.
+    pub(crate) fn keeps_sums(&self) -> bool {
+        self.kept.iter().flatten().any(Option::is_some)
     }
 
     /// Lets `write` put a gradient into its slot. `write` is told whether it is the slot's first in
@@ -102,6 +120,12 @@ impl Gradients {
             self.first_stage.push_back(InFlight { unit, pack, work });
         }
         self.advance()
+    }
+
+    /// Chooses whether the backwards that follow end with the first stage. Their sums are added to
+    /// those of the next backward that does not.
+    pub(crate) fn defer(&mut self, deferred: bool) {
+        self.deferred = deferred;
     }
 
     /// Starts the second stage of every reduce whose first stage is done, in order.
@@ -136,12 +160,26 @@ impl Gradients {
         let Some(InFlight { unit, pack, work }) = self.first_stage.pop_front() else {
             return Ok(());
         };
-        if self.replicate.size() == 1 {
+        let kept = &mut self.kept[unit][pack];
+        if self.replicate.size() == 1 && !self.deferred && kept.is_none() {
             self.last_stage.push(InFlight { unit, pack, work });
-        } else if let Some(sum) = work.wait(self.deadline)? {
-            let work = self.start(Axis::Replicate, unit, pack, sum)?;
-            self.last_stage.push(InFlight { unit, pack, work });
+            return Ok(());
         }
+        let Some(sum) = work.wait(self.deadline)? else { return Ok(()) };
+        let sum = match kept.take() {
+            None => sum,
+            Some(mut kept) => {
+                kept.as_f32_mut().iter_mut().zip(sum.as_f32()).for_each(|(kept, sum)| *kept += sum);
+                kept.freeze()
+            }
+        };
+        if self.deferred {
+            let own = sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
+            self.kept[unit][pack] = Some(own);
+            return Ok(());
+        }
+        let work = self.start(Axis::Replicate, unit, pack, sum)?;
+        self.last_stage.push(InFlight { unit, pack, work });
         Ok(())
     }
 

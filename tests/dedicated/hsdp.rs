@@ -242,3 +242,94 @@ fn a_replica_that_dies_during_a_publish_is_named_at_the_next_forward() {
         assert!(message.contains("rank 3"), "rank {rank}: {message}");
     }
 }
+
+#[test]
+fn accumulation_within_replicas_sums_micro_batches_and_crosses_the_mesh_once() {
+    let net = seeded(1, |device| Net::new(3, device));
+    for mesh in [(1, 2), (2, 2), (4, 1)] {
+        for mode in [Mode::Z2, Mode::Z3] {
+            let num_ranks = mesh.0 * mesh.1;
+            let ranks = on_ranks(num_ranks, |world| {
+                let rank = world.rank().0;
+                let (net, dedicated) = dedicate_on(&world, mesh, &net, |d| d.mode(mode))?;
+                world.recorder().reset_counters();
+                let inside = dedicated.accumulate(|| {
+                    let first = loss(net.forward(batch(0, rank))).backward();
+                    let second = loss(net.forward(batch(1, rank))).backward();
+                    [first, second].map(|grads| GradientsParams::from_grads(grads, &net).len())
+                });
+                assert_eq!(inside, [0, 0]);
+                let mut muon = MuonConfig::new().init(&dedicated)?;
+                let early = muon.step(0.01, net.clone(), GradientsParams::new());
+                assert!(early.unwrap_err().to_string().contains("outside it"));
+                // Looking at the model in between loses nothing.
+                dedicated.full_model(&net, Rank(0))?;
+                let last = loss(net.forward(batch(2, rank))).backward();
+                let found = gradients(&net, &GradientsParams::from_grads(last, &net));
+                let after = loss(net.forward(batch(3, rank))).backward();
+                let after = gradients(&net, &GradientsParams::from_grads(after, &net));
+                let counters = world.recorder().counters();
+                let crossed =
+                    counters.of_group("replicate/gradients", OpKind::Reduce).payload_bytes;
+                Ok((found, after, crossed, dedicated.plan().clone()))
+            })
+            .unwrap();
+            let plain = |step: usize, name: &str| -> Vec<Vec<f32>> {
+                (0..num_ranks)
+                    .map(|rank| {
+                        plain_gradients(&net, |net| loss(net.forward(batch(step, rank))))
+                            .remove(name)
+                            .unwrap()
+                    })
+                    .collect()
+            };
+            let name = "layers.1.up.weight";
+            let owner = ranks.iter().position(|(found, ..)| found.contains_key(name)).unwrap();
+            let means: Vec<_> = (0..3).map(|step| tree_mean(&plain(step, name))).collect();
+            for (at, found) in ranks[owner].0[name].iter().enumerate() {
+                let sum: f32 = means.iter().map(|mean| mean[at]).sum();
+                // Sums of three are taken before the division by the number of ranks here, after it
+                // there: two roundings of values of this size.
+                assert!((found - sum).abs() <= 4e-7 * (1.0 + sum.abs()), "{mesh:?} {mode}");
+            }
+            let after = tree_mean(&plain(3, name));
+            assert_same_bits(&ranks[owner].1[name], &after, "the backward after sees only its own");
+            let crossed: u64 = ranks.iter().map(|(_, _, crossed, _)| crossed).sum();
+            let once = 4 * (mesh.0 - 1) * ranks[0].3.total_elems();
+            assert_eq!(crossed, 2 * once as u64, "the last of three, and the one after");
+        }
+    }
+}
+
+#[test]
+fn publishes_on_a_slow_link_are_awaited_inside_the_next_forward() {
+    use dmuon::core::Link;
+    let net = seeded(1, |device| Net::new(4, device));
+    let latency = Duration::from_millis(3);
+    let link = Link { latency, bytes_per_second: 1e12, groups: "replicate/" };
+    for publish in [ReplicatePublish::Async, ReplicatePublish::Sync] {
+        let options = options().with_link(link);
+        let ranks = dmuon::launch_with::<_, dmuon::Error, _>(4, &options, |world| {
+            let (mut net, dedicated) = dedicate_on(&world, (4, 1), &net, |d| d.publish(publish))?;
+            let mut muon = MuonConfig::new().init(&dedicated)?;
+            let rank = world.rank().0;
+            let backward = loss(net.forward(batch(0, rank))).backward();
+            let gradients = GradientsParams::from_grads(backward, &net);
+            let before = world.recorder().events().len();
+            net = muon.step(0.01, net, gradients)?;
+            let _ = net.forward(batch(1, rank));
+            Ok(world.recorder().events().split_off(before))
+        })
+        .unwrap();
+        for events in &ranks {
+            let entered = events.iter().position(|e| e.kind == dmuon::EventKind::ForwardEnter);
+            let arrived = events.iter().filter(|event| {
+                event.kind == dmuon::EventKind::Completed(OpKind::Broadcast)
+                    && event.group.as_deref() == Some("replicate/weights")
+            });
+            let inside = arrived.clone().filter(|event| event.at > events[entered.unwrap()].at);
+            assert!(arrived.count() > 0);
+            assert_eq!(inside.count() > 0, publish == ReplicatePublish::Async);
+        }
+    }
+}
