@@ -43,6 +43,7 @@ fn refuse_processes(
 ) -> std::result::Result<(), dmuon_core::Error> {
     match launch.map_err(dmuon_core::Error::external)? {
         Launch::InProcess => Ok(()),
+        Launch::Process(spec) if spec.world_size == 1 => Ok(()),
         Launch::Process(spec) => Err(dmuon_core::Error::message(format!(
             "this process is rank {} of {} ({}), but this version runs ranks as threads of one \
              process: start the program once, without a launcher",
@@ -60,6 +61,7 @@ mod tests {
     #[test]
     fn one_of_several_processes_is_refused_rather_than_trained_alone() {
         assert!(refuse_processes(Ok(Launch::InProcess)).is_ok());
+        assert!(refuse_processes(Ok(Launch::Process(LaunchSpec::new(Rank(0), 1)))).is_ok());
         let process = Launch::Process(LaunchSpec::new(Rank(1), 4));
         let message = refuse_processes(Ok(process)).unwrap_err().to_string();
         assert!(message.contains("rank 1 of 4"), "{message}");

@@ -1,5 +1,6 @@
 //! The optimizer's settings, in Burn's dialect.
 
+use crate::control::digest;
 use crate::dedicate::Dedicated;
 use crate::error::{Error, Result};
 use crate::muon::Muon;
@@ -39,8 +40,9 @@ impl From<f64> for Rates {
 
 impl Rates {
     pub(crate) fn checked(self) -> Result<Self> {
-        in_range("the muon learning rate", self.muon, "a finite number", |_| true)?;
-        in_range("the adamw learning rate", self.adamw, "a finite number", |_| true)?;
+        let expected = "must be finite in single precision";
+        in_range("the muon learning rate", self.muon, expected, |_| true)?;
+        in_range("the adamw learning rate", self.adamw, expected, |_| true)?;
         Ok(self)
     }
 }
@@ -208,6 +210,11 @@ impl MuonConfig {
         Muon::new(self.clone(), dedicated)
     }
 
+    /// Digest of everything that changes results.
+    pub(crate) fn digest(&self) -> u64 {
+        digest(format!("{:?}", Self { threads: None, ..self.clone() }).as_bytes())
+    }
+
     pub(crate) fn newton_schulz(&self) -> NewtonSchulzConfig {
         self.newton_schulz.clone()
     }
@@ -232,7 +239,7 @@ fn in_range(
     expected: &'static str,
     allowed: impl Fn(f64) -> bool,
 ) -> Result<()> {
-    match value.is_finite() && allowed(value) {
+    match (value as f32).is_finite() && allowed(value) {
         true => Ok(()),
         false => Err(Error::OutOfRange { what, value, expected }),
     }

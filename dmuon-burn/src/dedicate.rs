@@ -11,6 +11,7 @@ use crate::parameter::MatrixLayout;
 use crate::route::RouteReport;
 use crate::runtime::Runtime;
 use crate::select::Matrices;
+use crate::step::{self, Findings, Terms};
 use crate::values::{Buffers, Take, collect, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -163,9 +164,10 @@ impl Dedicate {
         let parameters = blueprint.parameters.iter().zip(&blueprint.routes.entries);
         let ExchangeOptions { mode, prefetch } = self.options;
         let hooks =
-            blueprint.units.iter().map(|unit| format!("{}:{:?}", unit.name, unit.placement));
+            blueprint.units.iter().map(|unit| format!("{}={:?}", unit.name, unit.placement));
         let routes = parameters.clone().map(|(parameter, entry)| {
-            format!("{}:{:?}:{:?}", entry.route, parameter.holder, parameter.matrix)
+            let detail = format!("{:?}/{:?}", parameter.holder, parameter.matrix).replace(' ', "");
+            format!("{}={}/{detail}", entry.name, entry.route)
         });
         let routes = routes.collect::<Vec<_>>().join(" ");
         Description {
@@ -173,7 +175,7 @@ impl Dedicate {
                 .map(|(parameter, _)| format!("\"{}\" {:?}", parameter.name, parameter.shape))
                 .collect(),
             dedication: format!(
-                "{mode}, prefetch {prefetch}, boundaries {}, routes {routes}",
+                "{mode} prefetch={prefetch} {} {routes}",
                 hooks.collect::<Vec<_>>().join(" ")
             ),
         }
@@ -314,7 +316,9 @@ impl Dedicated {
     /// As [`step_with`](Self::step_with).
     pub fn publish<M: Module>(&self, model: M) -> Result<M> {
         let mut buffers = collect(&self.runtime, &model)?;
-        crate::step::share_reads(&self.runtime)?;
+        let values = buffers.digest_replicated(&self.runtime);
+        let terms = Terms { values, ..Terms::default() };
+        step::agree(&self.runtime, &Findings { terms, ..Findings::default() })?;
         publish(&self.runtime, |unit, pack| Ok(buffers.take(unit, pack)), model)
     }
 
@@ -328,6 +332,10 @@ impl Dedicated {
     /// # Errors
     /// A group has failed, or the model holds stale weights.
     pub fn full_model<M: Module>(&self, model: &M, root: Rank) -> Result<Option<M>> {
+        let world_size = self.mesh().world().size();
+        if root.0 >= world_size {
+            return Err(Error::NoSuchRank { rank: root, world_size });
+        }
         export::full_model(&self.runtime, model, root)
     }
 

@@ -127,12 +127,13 @@ pub enum Error {
     /// The owner's module holds another weight than the one published.
     #[error(
         "rank {rank}: \"{parameter}\" is not the weight that was published last; it was stepped, \
-         loaded or cloned behind dmuon's back, and other ranks would compute with old values. \
-         Step with dmuon's optimizer or `Dedicated::step_with`, use the model that the last step \
-         returned, and load weights before dedicating"
+         loaded, edited or cloned behind dmuon's back, and ranks would compute with different \
+         values. Step with dmuon's optimizer or `Dedicated::step_with`, use the model that the last \
+         step returned, load weights before dedicating, and publish edits with \
+         `Dedicated::publish`"
     )]
     StaleWeight {
-        /// The owner.
+        /// The rank that holds it.
         rank: Rank,
         /// Name of the parameter.
         parameter: String,
@@ -188,6 +189,44 @@ pub enum Error {
         /// Name of the parameter.
         parameter: String,
     },
+    /// Ranks step otherwise than each other, so what everyone holds would drift apart.
+    #[error(
+        "rank {rank} steps with {theirs} where rank 0 has {ours}; no rank has stepped. Rates, \
+         settings, and the replicated parameters that have a gradient or a new value must be the \
+         same on every rank"
+    )]
+    StepsDiffer {
+        /// The first rank that differs from rank 0.
+        rank: Rank,
+        /// What rank 0 has.
+        ours: String,
+        /// What `rank` has.
+        theirs: String,
+    },
+    /// A gradient does not have its parameter's shape.
+    #[error("the gradient of \"{parameter}\" has {found} elements, the parameter has {expected}")]
+    GradientShape {
+        /// Name of the parameter.
+        parameter: String,
+        /// Elements of the parameter.
+        expected: usize,
+        /// Elements of the gradient.
+        found: usize,
+    },
+    /// A rank that the world does not have.
+    #[error("rank {rank} was asked for, but the world has {world_size} ranks")]
+    NoSuchRank {
+        /// The rank asked for.
+        rank: Rank,
+        /// How many there are.
+        world_size: usize,
+    },
+    /// There is nothing for Muon to do.
+    #[error(
+        "no matrix of the dedicated model requires gradients, so Muon would do nothing: dedicate \
+         a model that is being trained (not `valid()`, `no_grad()` or `freeze()`)"
+    )]
+    NothingToTrain,
     /// A step follows `accumulate` without a backward outside it.
     #[error(
         "rank {rank}: gradients were summed inside `Dedicated::accumulate` and never reached their \
@@ -199,7 +238,8 @@ pub enum Error {
     },
     /// A gradient is infinite or not a number.
     #[error(
-        "the gradient of \"{parameter}\" is not finite (found by rank {rank}); no rank has \
+        "the gradient of \"{parameter}\" is not finite (found where it is averaged, on \
+         rank {rank}); no rank has \
          stepped. Lower the learning rate, or choose `NonFinite::Skip`"
     )]
     NonFiniteGradient {

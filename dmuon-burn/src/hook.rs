@@ -125,6 +125,10 @@ impl Fetch {
     pub(crate) fn forward<B: Transport>(&self, base: FloatTensor<B>) -> FloatTensor<B> {
         let runtime = &self.hook.runtime;
         if !runtime.is_owned(self.parameter) {
+            let place = runtime.published_place(self.parameter);
+            if place.is_some_and(|place| !B::is_view(&base, &place.storage, &place.slot)) {
+                unwind(runtime.stale_weight(self.parameter));
+            }
             return base;
         }
         let place = runtime.weight(self).unwrap_or_else(|error| unwind(error));

@@ -1,6 +1,7 @@
 //! The optimizer of a dedicated model: Muon on the matrices this rank owns, AdamW on the rest.
 
 use crate::config::{MuonConfig, NonFinite, Rates};
+use crate::control::digest;
 use crate::dedicate::Dedicated;
 use crate::error::{Error, Result};
 use crate::ops::Place;
@@ -10,7 +11,7 @@ use crate::report::{MatrixUpdate, StepReport};
 use crate::route::Route;
 use crate::runtime::Runtime;
 use crate::step::{Findings, agree};
-use crate::transport::HostSlice;
+use crate::transport::{HostSlice, is_view};
 use crate::values::{all_seen, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -41,6 +42,8 @@ pub struct Muon {
     /// By parameter.
     states: Vec<Option<State>>,
     scratch: [Vec<f32>; 2],
+    /// Digest of what must be alike on every rank.
+    settings: u64,
     report: StepReport,
     traffic: [u64; 3],
 }
@@ -55,6 +58,9 @@ enum State {
 impl Muon {
     pub(crate) fn new(config: MuonConfig, dedicated: &Dedicated) -> Result<Self> {
         let runtime = dedicated.runtime.clone();
+        if !runtime.parameters().iter().any(|parameter| parameter.route == Route::Muon) {
+            return Err(Error::NothingToTrain);
+        }
         let ns = config.newton_schulz();
         // The band's upper end bounds the singular values of every update, whatever its rank.
         let band = ns.coefficients.band(ns.ns_steps, config.smallest_sigma)?;
@@ -62,13 +68,14 @@ impl Muon {
         let orthogonalizer = Orthogonalizer::new(ns, config.arithmetic, parallelism)?;
         let states = runtime.parameters().iter().map(|_| None).collect();
         Ok(Self {
-            config,
             orthogonalizer,
             band,
             states,
             scratch: Default::default(),
+            settings: config.digest(),
             report: StepReport::default(),
             traffic: traffic(&runtime),
+            config,
             runtime,
         })
     }
@@ -91,11 +98,14 @@ impl Muon {
         let rates = rates.into().checked()?;
         self.runtime.check_accumulated()?;
         let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
-        let agreement = agree(&self.runtime, &gradients.examine(&self.runtime))?;
+        let mut findings = gradients.examine(&self.runtime);
+        findings.terms.rates = [rates.muon, rates.adamw];
+        findings.terms.settings = self.settings;
+        let agreement = agree(&self.runtime, &findings)?;
         self.report = StepReport {
             step: self.report.step + 1,
             gradient_norm: agreement.sum_of_squares.sqrt(),
-            missing: self.runtime.missing().iter().map(|&i| self.runtime.name(i)).collect(),
+            missing: gradients.missing(&self.runtime),
             ..StepReport::default()
         };
         self.count_traffic();
@@ -253,10 +263,25 @@ impl HeldGradients {
         let num_parameters = runtime.parameters().len();
         let slices = (0..num_parameters).map(|_| None).collect();
         let held = Self { slices, device: None };
-        let mut visitor = TakeHeld { runtime, gradients, held, seen: vec![false; num_parameters] };
+        let seen = vec![false; num_parameters];
+        let mut visitor = TakeHeld { runtime, gradients, held, seen, failure: None };
         model.visit(&mut visitor);
         all_seen(runtime, &visitor.seen)?;
-        Ok(visitor.held)
+        let TakeHeld { mut held, failure, .. } = visitor;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        // This rank's loss may not have touched the model at all; others still need it.
+        for (parameter, Place { storage, slot }) in runtime.catch_up()? {
+            held.slices[parameter].get_or_insert(HostSlice::Packed(storage, slot));
+        }
+        Ok(held)
+    }
+
+    /// Parameters this rank should update but has no gradient for.
+    fn missing(&self, runtime: &Runtime) -> Vec<String> {
+        let missing = |&index: &usize| runtime.trains(index) && self.slices[index].is_none();
+        (0..self.slices.len()).filter(missing).map(|index| runtime.name(index)).collect()
     }
 
     fn get(&self, parameter: usize) -> Option<&[f32]> {
@@ -269,9 +294,13 @@ impl HeldGradients {
     }
 
     fn examine(&self, runtime: &Runtime) -> Findings {
-        let mut findings = Findings { non_finite: None, sum_of_squares: 0.0 };
+        let mut findings = Findings::default();
+        let mut replicated = Vec::new();
         for index in 0..self.slices.len() {
             let Some(gradient) = self.get(index) else { continue };
+            if !runtime.is_owned(index) {
+                replicated.extend((index as u64).to_le_bytes());
+            }
             let mean_square = rms(gradient).powi(2);
             if !mean_square.is_finite() {
                 findings.non_finite.get_or_insert(index);
@@ -280,6 +309,7 @@ impl HeldGradients {
                 findings.sum_of_squares += mean_square * gradient.len() as f64;
             }
         }
+        findings.terms.gradients = digest(&replicated);
         findings
     }
 }
@@ -289,15 +319,30 @@ struct TakeHeld<'a> {
     gradients: GradientsParams,
     held: HeldGradients,
     seen: Vec<bool>,
+    /// The first thing wrong with the model or its gradients.
+    failure: Option<Error>,
 }
 
 impl ModuleVisitor for TakeHeld<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(index) = self.runtime.find(param.id) else { return };
         self.seen[index] = true;
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            self.held.device.get_or_insert_with(|| gradient.device());
-            self.held.slices[index] = Some(HostSlice::new(gradient));
+        self.held.device.get_or_insert_with(|| param.lazy_device());
+        if !self.runtime.trains(index) {
+            return;
         }
+        let place = self.runtime.published_place(index);
+        if place.is_some_and(|place| !is_view(param.base(), &place.storage, &place.slot)) {
+            let (rank, parameter) = (self.runtime.rank(), self.runtime.name(index));
+            self.failure.get_or_insert(Error::StaleWeight { rank, parameter });
+        }
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
+        let expected = self.runtime.parameter(index).shape.iter().product();
+        let found = gradient.shape().num_elements();
+        if found != expected {
+            let parameter = self.runtime.name(index);
+            self.failure.get_or_insert(Error::GradientShape { parameter, expected, found });
+        }
+        self.held.slices[index] = Some(HostSlice::new(gradient));
     }
 }

@@ -11,11 +11,11 @@ use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use dmuon_core::{
     Buffer, Exchange, ExchangeOptions, HeldPack, Holder, Holding, Mesh, PackView, Pass, Rank,
-    Recorder, Unit, World,
+    Recorder, ReducedPack, Unit, World,
 };
 use dmuon_partition::Mode;
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -52,12 +52,12 @@ struct State {
     backward: Vec<Arc<Run>>,
     /// Where each parameter's gradient belongs on the tape.
     leaves: Vec<Option<NodeId>>,
-    /// Whether any rank produced a gradient since the last publish.
-    present: Vec<bool>,
+    /// Whether a backward has ended since the last publish.
+    had_backward: bool,
     /// Whether this rank's backward met the parameter since reads were last taken.
     met: Vec<bool>,
-    /// Packs the user was told about.
-    warned: BTreeSet<(usize, usize)>,
+    /// Whether the user was told that z3 can't free something.
+    warned: bool,
     /// Each parameter's own save and load mappings, which ours stand in for.
     mappers: Vec<Option<Box<dyn Any + Send>>>,
 }
@@ -93,9 +93,9 @@ impl Runtime {
                 exchange,
                 backward: Vec::new(),
                 leaves: vec![None; num_parameters],
-                present: vec![false; num_parameters],
+                had_backward: false,
                 met: vec![false; num_parameters],
-                warned: BTreeSet::new(),
+                warned: false,
                 mappers: (0..num_parameters).map(|_| None).collect(),
             }),
             parameters,
@@ -237,6 +237,12 @@ impl Runtime {
         Place { storage, slot: layout.slots()[address.slot].clone() }
     }
 
+    /// Where the parameter's published values are, on a rank that makes them.
+    pub(crate) fn published_place(&self, parameter: usize) -> Option<Place> {
+        let address = self.parameters[parameter].address;
+        Some(self.place(parameter, self.published(address.unit, address.pack)?))
+    }
+
     /// The storage of a pack this rank holds.
     pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<PackStorage> {
         self.lock().exchange.published(unit, pack).cloned()
@@ -256,16 +262,18 @@ impl Runtime {
         self.parameters[parameter].name.to_string()
     }
 
+    /// Warns once, on one rank: the others see the same.
     fn warn_of_held(&self, state: &mut State) {
         for HeldPack { unit, pack } in state.exchange.take_held() {
-            if state.warned.insert((unit, pack)) {
+            let first = !std::mem::replace(&mut state.warned, true);
+            if first && self.rank().0 < 2 {
                 let names: Vec<_> =
                     self.in_pack(unit, pack).iter().map(|&index| self.name(index)).collect();
                 tracing::warn!(
                     boundary = %self.unit_name(unit),
                     parameters = %names.join(", "),
-                    "a view of the weights outlives forward, so z3 can't free them: use \
-                     `device.gradient_checkpointing()`, or consume `val()` directly"
+                    "the tape keeps views of these weights, so z3 can't free them after forward: \
+                     create model and inputs on `device.autodiff().gradient_checkpointing()`"
                 );
             }
         }
@@ -335,6 +343,27 @@ impl Runtime {
         self.recorder().mark(dmuon_core::EventKind::Root, self.unit_name(run.unit()));
         let reduced = state.exchange.finish_backward()?;
         state.backward.drain(..).for_each(|run| run.settle());
+        let leaves = state.leaves.clone();
+        let averaged = self.averages(&mut state, reduced);
+        let on_leaf =
+            |(parameter, place): (usize, Place)| Some(Averaged { leaf: leaves[parameter]?, place });
+        Ok(averaged.into_iter().filter_map(on_leaf).collect())
+    }
+
+    /// Takes part in the collectives of a backward that this rank did not run, if it ran none since
+    /// the last publish; returns the averages this rank holds, by parameter.
+    pub(crate) fn catch_up(&self) -> Result<Vec<(usize, Place)>> {
+        let mut state = self.lock();
+        if state.had_backward {
+            return Ok(Vec::new());
+        }
+        let reduced = state.exchange.finish_backward()?;
+        Ok(self.averages(&mut state, reduced))
+    }
+
+    /// The averages of parameters that at least one rank produced a gradient for.
+    fn averages(&self, state: &mut State, reduced: Vec<ReducedPack>) -> Vec<(usize, Place)> {
+        state.had_backward = true;
         let mut averaged = Vec::new();
         for pack in reduced {
             let lease = self.world().ledger().hold(Holding::Gradients, pack.buffer.freeze());
@@ -342,12 +371,12 @@ impl Runtime {
             for (&parameter, &num_ranks) in
                 self.in_pack(pack.unit, pack.pack).iter().zip(&pack.num_ranks)
             {
-                let (true, Some(leaf)) = (num_ranks > 0, state.leaves[parameter]) else { continue };
-                state.present[parameter] = true;
-                averaged.push(Averaged { leaf, place: self.place(parameter, storage.clone()) });
+                if num_ranks > 0 {
+                    averaged.push((parameter, self.place(parameter, storage.clone())));
+                }
             }
         }
-        Ok(averaged)
+        averaged
     }
 
     // ---- step
@@ -362,7 +391,7 @@ impl Runtime {
         let mut state = self.lock();
         state.version += 1;
         state.backward.clear();
-        state.present.fill(false);
+        state.had_backward = false;
         Ok(state.exchange.begin_publish()?)
     }
 
@@ -401,7 +430,7 @@ impl Runtime {
     pub(crate) fn skip(&self) -> Result<()> {
         let mut state = self.lock();
         state.backward.clear();
-        state.present.fill(false);
+        state.had_backward = false;
         Ok(state.exchange.begin_publish()?)
     }
 
@@ -409,16 +438,10 @@ impl Runtime {
         self.lock().leaves[parameter] = leaf;
     }
 
-    /// Trainable parameters this rank holds that no rank produced a gradient for since the last
-    /// publish.
-    pub(crate) fn missing(&self) -> Vec<usize> {
-        let state = self.lock();
-        let holds = |index: &usize| !self.is_owned(*index) || self.owns(*index);
-        (0..self.parameters.len())
-            .filter(holds)
-            .filter(|&index| self.parameters[index].route != Route::Frozen)
-            .filter(|&index| !state.present[index])
-            .collect()
+    /// The parameters this rank updates.
+    pub(crate) fn trains(&self, parameter: usize) -> bool {
+        self.parameters[parameter].route != Route::Frozen
+            && (!self.is_owned(parameter) || self.owns(parameter))
     }
 
     pub(crate) fn defer_replicate(&self, deferred: bool) {

@@ -84,6 +84,18 @@ fn write_or_add(elems: &[f32], out: &mut [f32], first: bool) {
     }
 }
 
+/// Whether `tensor` is the slot's very memory; taken for granted on devices with memory of their own.
+pub(crate) fn is_view<const D: usize>(
+    tensor: Tensor<D>,
+    storage: &PackStorage,
+    slot: &Slot,
+) -> bool {
+    match tensor.without_autodiff().try_into_primitive::<Flex>() {
+        Ok(primitive) => Flex::is_view(&primitive, storage, slot),
+        Err(_) => true,
+    }
+}
+
 /// Writes a tensor's elements, in row-major order, to `out`.
 pub(crate) fn write_tensor<const D: usize>(tensor: Tensor<D>, out: &mut [f32]) {
     HostSlice::new(tensor).copy_to(out);
@@ -94,6 +106,7 @@ pub(crate) fn write_tensor<const D: usize>(tensor: Tensor<D>, out: &mut [f32]) {
 pub(crate) enum HostSlice {
     Shared(FlexTensor),
     Copied(Vec<f32>),
+    Packed(PackStorage, Slot),
 }
 
 impl HostSlice {
@@ -108,6 +121,7 @@ impl HostSlice {
     pub(crate) fn as_slice(&self) -> &[f32] {
         match self {
             Self::Copied(elems) => elems,
+            Self::Packed(storage, slot) => storage.slot(slot),
             Self::Shared(tensor) => match tensor.as_slice::<f32>() {
                 Some(elems) => elems,
                 None => unreachable!("a contiguous f32 tensor is one slice"),

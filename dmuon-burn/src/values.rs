@@ -2,6 +2,7 @@
 
 use crate::binding;
 use crate::context::{leaf_at, leaf_of, unloaded};
+use crate::control::digest;
 use crate::dedicate::ReplicatePublish;
 use crate::error::{Error, Result, unwind};
 use crate::frame::Attached;
@@ -9,7 +10,7 @@ use crate::runtime::{Keeps, Runtime};
 use crate::transport::{PackStorage, write_tensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{DType, Tensor};
-use dmuon_core::Buffer;
+use dmuon_core::{Buffer, Holder};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -28,6 +29,19 @@ impl Buffers {
         let buffer = self.0.get_mut(&(address.unit, address.pack))?;
         let slot = &runtime.units()[address.unit].packs[address.pack].layout.slots()[address.slot];
         Some(&mut buffer.as_f32_mut()[slot.range()])
+    }
+
+    /// Digest of what everyone holds and trains.
+    pub(crate) fn digest_replicated(&self, runtime: &Runtime) -> u64 {
+        let replicated = |&(&(unit, pack), _): &(&(usize, usize), &Buffer)| {
+            runtime.units()[unit].packs[pack].holder == Holder::Everyone
+        };
+        let digests = self.0.iter().filter(replicated).flat_map(|(&(unit, pack), buffer)| {
+            let slots = runtime.units()[unit].packs[pack].layout.gradient_slots();
+            let elems = buffer.as_f32();
+            slots.iter().map(|slot| digest(bytemuck::cast_slice(&elems[slot.range()])))
+        });
+        digest(&digests.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
     }
 
     pub(crate) fn get_mut(&mut self, unit: usize, pack: usize) -> Option<&mut Buffer> {
@@ -69,7 +83,8 @@ pub(crate) fn publish<M: Module>(
         runtime.drain()?;
     }
     let seen = vec![false; runtime.parameters().len()];
-    let mut rebase = Rebase { runtime, storages, seen };
+    let initial = runtime.version() == 1;
+    let mut rebase = Rebase { runtime, storages, initial, seen };
     let model = model.map(&mut rebase);
     all_seen(runtime, &rebase.seen)?;
     Ok(model)
@@ -87,6 +102,8 @@ pub(crate) fn all_seen(runtime: &Runtime, seen: &[bool]) -> Result<()> {
 struct Rebase<'a> {
     runtime: &'a Runtime,
     storages: BTreeMap<(usize, usize), PackStorage>,
+    /// Whether this is the first publish.
+    initial: bool,
     seen: Vec<bool>,
 }
 
@@ -95,9 +112,12 @@ impl ModuleMapper for Rebase<'_> {
         let Some(index) = self.runtime.find(param.id) else { return param };
         self.seen[index] = true;
         let address = self.runtime.parameter(index).address;
-        let Some(storage) = self.storages.get(&(address.unit, address.pack)) else {
-            return param;
-        };
+        // After the first publish, what is frozen everywhere (a norm's running statistics) is the
+        // module's own affair.
+        let untouched =
+            !self.initial && !self.runtime.is_owned(index) && !self.runtime.trains(index);
+        let storage = self.storages.get(&(address.unit, address.pack));
+        let Some(storage) = storage.filter(|_| !untouched) else { return param };
         let (id, base, mapper) = param.consume();
         let leaf = leaf_at(base, self.runtime.place(index, storage.clone()));
         self.runtime.bind_leaf(index, leaf_of(&leaf));

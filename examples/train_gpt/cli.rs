@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use burn::tensor::Device;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
 use dmuon::partition::MeshError;
@@ -185,6 +186,15 @@ impl Args {
             }
         }
         Ok(())
+    }
+
+    /// The device to train on. In z3 the tape must be able to compute views of weights again, or it
+    /// would keep the weights.
+    pub(crate) fn device(&self) -> Device {
+        match self.mode {
+            Mode::Z2 => Device::flex().autodiff(),
+            Mode::Z3 => Device::flex().autodiff().gradient_checkpointing(),
+        }
     }
 
     /// The mesh to train on.

@@ -31,7 +31,10 @@ impl Sampling<'_> {
             let odds = self.odds(model, context, device);
             text.push(draw(&odds, random.unit()));
         }
-        String::from_utf8_lossy(&text).into_owned()
+        // What a byte-level model writes need not be fit for a terminal.
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let fit = |c: char| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c };
+        text.chars().map(fit).collect()
     }
 
     /// The probability of each byte to come after `context`.

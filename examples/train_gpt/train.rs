@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 use dmuon::partition::{ElemBytes, Traffic};
 use dmuon::prelude::*;
 use dmuon::{Holding, MeshShape, OpKind, Route};
@@ -42,7 +42,7 @@ pub(crate) fn train(
     corpus: &Corpus,
     folder: &Path,
 ) -> Result<Trained, Error> {
-    let device = Device::flex().autodiff();
+    let device = args.device();
     // Burn draws from one generator for the whole process: the weights are drawn here, once.
     device.seed(args.seed);
     let model = args.model().init(&device);
@@ -65,7 +65,7 @@ struct Job<'a> {
 impl Job<'_> {
     fn train_rank(self, world: World, model: Gpt) -> Result<Option<Trained>, Error> {
         let Self { args, optimizer, corpus, folder } = self;
-        let device = Device::flex().autodiff();
+        let device = args.device();
         let mesh = Mesh::with_shape(&world, args.mesh().map_err(dmuon::core::Error::from)?)?;
         let (mut model, dedicated) = Dedicate::new(&mesh)
             .mode(args.mode.into())
