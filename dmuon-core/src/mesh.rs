@@ -44,6 +44,18 @@ impl Mesh {
         Self::with_shape(world, MeshShape::new(1, world.size())?)
     }
 
+    /// `replicate` replicas of `shard` ranks each, for hybrid sharding; see
+    /// [`with_shape`](Self::with_shape).
+    ///
+    /// # Collective
+    /// Every rank of the world, with the same numbers.
+    ///
+    /// # Errors
+    /// An axis of length zero, or as [`with_shape`](Self::with_shape).
+    pub fn hsdp(world: &World, replicate: usize, shard: usize) -> Result<Self> {
+        Self::with_shape(world, MeshShape::new(replicate, shard)?)
+    }
+
     /// A mesh of the given shape: `rank = replicate · R + shard`.
     ///
     /// # Collective

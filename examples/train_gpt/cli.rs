@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "optimizer")]
     pub(crate) compare: bool,
     /// Training steps
-    #[arg(long, default_value_t = 120, value_parser = positive)]
+    #[arg(long, default_value_t = 100, value_parser = positive)]
     pub(crate) steps: usize,
     /// Sequences a step, on each rank
     #[arg(long, default_value_t = 4, value_parser = positive)]

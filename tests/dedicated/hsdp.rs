@@ -6,7 +6,7 @@ use dmuon::partition::{ElemBytes, Traffic};
 use dmuon::{Holding, Mode, MuonConfig, OpKind, Rank, ReplicatePublish};
 use std::time::Duration;
 
-const STEPS: usize = 8;
+const STEPS: usize = 20;
 
 struct Run {
     losses: Vec<Vec<f32>>,
@@ -37,11 +37,20 @@ fn train(mesh: (usize, usize), mode: Mode, publish: ReplicatePublish, skew: bool
             net = muon.step(0.02, net, gradients)?;
             rest(2, step);
         }
-        let full = dedicated.full_model(&net, Rank(0))?;
+        // Every rank gathers in turn: the copies of all columns must be equal.
+        let mut full = None;
+        for root in 0..world.size() {
+            full = dedicated.full_model(&net, Rank(root))?.or(full);
+        }
         Ok((losses, full.map(|full| values(&full))))
     })
     .unwrap();
     let weights = ranks[0].1.take().unwrap();
+    for (rank, (_, copy)) in ranks.iter().enumerate().skip(1) {
+        for (name, copy) in copy.as_ref().unwrap() {
+            assert_same_bits(copy, &weights[name], &format!("{mesh:?} rank {rank}: {name}"));
+        }
+    }
     Run { losses: ranks.into_iter().map(|(losses, _)| losses).collect(), weights }
 }
 

@@ -8,7 +8,7 @@ use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use dmuon::{Dedicate, Dedicated, EngineOptions, Error, Hooked, Mesh, MeshShape, Result, World};
+use dmuon::{Dedicate, Dedicated, EngineOptions, Error, Hooked, Mesh, Result, World};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -149,8 +149,7 @@ pub(crate) fn dedicate_on<M: Module>(
     model: &M,
     request: impl FnOnce(Dedicate) -> Dedicate,
 ) -> Result<(M, Dedicated)> {
-    let shape = MeshShape::new(replicate, shard).unwrap();
-    let mesh = Mesh::with_shape(world, shape)?;
+    let mesh = Mesh::hsdp(world, replicate, shard)?;
     request(Dedicate::new(&mesh)).apply(model.clone().fork(&device()))
 }
 
