@@ -12,7 +12,7 @@ use crate::route::RouteReport;
 use crate::runtime::Runtime;
 use crate::select::Matrices;
 use crate::step::{self, Findings, Terms};
-use crate::values::{Buffers, Take, collect, publish};
+use crate::values::{Buffers, Take, collect, publish, register};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Tensor;
@@ -300,9 +300,12 @@ impl Dedicated {
         optimizer: &mut ModuleOptimizer,
         learning_rate: f64,
         model: M,
-        gradients: GradientsParams,
+        mut gradients: GradientsParams,
     ) -> Result<M> {
         self.runtime.check_accumulated()?;
+        // This rank's loss may not have touched the model at all; others still need it.
+        let averages = self.runtime.catch_up()?;
+        register(&self.runtime, &model, averages, &mut gradients);
         let model = optimizer.step(learning_rate, model, gradients);
         self.publish(model)
     }

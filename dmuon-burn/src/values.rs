@@ -6,9 +6,11 @@ use crate::control::digest;
 use crate::dedicate::ReplicatePublish;
 use crate::error::{Error, Result, unwind};
 use crate::frame::Attached;
+use crate::ops::Place;
 use crate::runtime::{Keeps, Runtime};
 use crate::transport::{PackStorage, write_tensor};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, Reparameterizer};
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 use dmuon_core::{Buffer, Holder};
 use std::collections::BTreeMap;
@@ -88,6 +90,31 @@ pub(crate) fn publish<M: Module>(
     let model = model.map(&mut rebase);
     all_seen(runtime, &rebase.seen)?;
     Ok(model)
+}
+
+/// Adds averages to Burn's gradients, for parameters of a model that this rank's loss left out.
+pub(crate) fn register<M: Module>(
+    runtime: &Runtime,
+    model: &M,
+    averages: Vec<(usize, Place)>,
+    gradients: &mut GradientsParams,
+) {
+    struct Register<'a> {
+        runtime: &'a Runtime,
+        averages: BTreeMap<usize, Place>,
+        gradients: &'a mut GradientsParams,
+    }
+    impl ModuleVisitor for Register<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let index = self.runtime.find(param.id);
+            if let Some(place) = index.and_then(|index| self.averages.remove(&index)) {
+                let average = leaf_at(param.base(), place).without_autodiff();
+                self.gradients.register(param.id, average);
+            }
+        }
+    }
+    let averages = averages.into_iter().collect();
+    model.visit(&mut Register { runtime, averages, gradients });
 }
 
 /// Checks that a traversal met every parameter.

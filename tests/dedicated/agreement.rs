@@ -141,6 +141,34 @@ fn a_rank_whose_loss_leaves_the_model_out_steps_with_the_others() {
 }
 
 #[test]
+fn burns_optimizers_step_a_rank_whose_loss_leaves_the_model_out() {
+    let net = seeded(1, |device| Net::new(2, device));
+    let mut sgd = SgdConfig::new().init();
+    let mut plain = net.clone().fork(&device());
+    let backward = (loss(plain.forward(batch(0, 0))) / 2.0).backward();
+    let gradients = GradientsParams::from_grads(backward, &plain);
+    plain = sgd.step(0.5, plain, gradients);
+    let full = on_ranks(2, |world| {
+        let (net, dedicated) = dedicate(&world, &net, |d| d)?;
+        let mut sgd = SgdConfig::new().init();
+        let gradients = match world.rank() {
+            Rank(0) => {
+                let backward = loss(net.forward(batch(0, 0))).backward();
+                GradientsParams::from_grads(backward, &net)
+            }
+            _ => GradientsParams::new(),
+        };
+        let net = dedicated.step_with(&mut sgd, 0.5, net, gradients)?;
+        Ok(dedicated.full_model(&net, Rank(0))?.map(|net| values(&net)))
+    })
+    .unwrap();
+    for (name, value) in full[0].as_ref().unwrap() {
+        // Halving is exact, so the halved loss and the mean of one gradient and zero agree.
+        assert_same_bits(value, &values(&plain)[name], name);
+    }
+}
+
+#[test]
 fn a_full_model_for_a_rank_that_is_not_there_is_refused() {
     let outcome = stepping(
         |_| MuonConfig::new(),
