@@ -18,6 +18,18 @@ pub(crate) fn gather(world: &World, label: &str, part: &[u8]) -> Result<Vec<Vec<
     Ok(bytes.chunks(part.len()).map(<[u8]>::to_vec).collect())
 }
 
+/// Gathers texts of any length, padded with line ends. Returns them in rank order.
+///
+/// # Collective
+/// Every rank of the world.
+pub(crate) fn gather_texts(world: &World, label: &str, mut text: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    let own = (text.len() as u64).to_le_bytes();
+    let lengths = gather(world, &format!("length of {label}"), &own)?;
+    let longest = lengths.iter().map(|bytes| from_le_bytes(bytes)).max().unwrap_or(0);
+    text.resize(longest as usize, b'\n');
+    gather(world, label, &text)
+}
+
 /// Sums values over ranks.
 ///
 /// # Collective
@@ -58,11 +70,7 @@ pub(crate) fn agree(world: &World, description: &Description) -> Result<()> {
     if digests.iter().all(|other| *other == digest) {
         return Ok(());
     }
-    let length = gather(world, "length of the model's description", &text.len().to_le_bytes())?;
-    let length = length.iter().map(|bytes| from_le_bytes(bytes)).max().unwrap_or(0);
-    let mut padded = text.into_bytes();
-    padded.resize(length as usize, b'\n');
-    let texts = gather(world, "the model's description", &padded)?;
+    let texts = gather_texts(world, "the model's description", text.into_bytes())?;
     let descriptions: Vec<Description> =
         texts.iter().map(|text| Description::from_text(&String::from_utf8_lossy(text))).collect();
     let [first, others @ ..] = &descriptions[..] else { return Ok(()) };
@@ -114,7 +122,8 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     })
 }
 
-fn from_le_bytes(bytes: &[u8]) -> u64 {
+/// The number in at most eight little-endian bytes.
+pub(crate) fn from_le_bytes(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 

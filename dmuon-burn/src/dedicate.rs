@@ -187,7 +187,7 @@ fn initialize_in_turn<M: Module>(runtime: &Runtime, model: &M) -> Result<()> {
     struct Initialize<'a>(&'a Runtime);
     impl ModuleVisitor for Initialize<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.0.find(param.id).is_some_and(|index| self.0.initializes(index)) {
+            if self.0.find(param.id).is_some_and(|index| self.0.speaks_for(index)) {
                 let _ = param.base();
             }
         }

@@ -17,8 +17,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use dmuon_core::newton_schulz::{Band, NumericsError};
-use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, rms};
-use dmuon_core::{Buffer, EventKind, OpKind, Rank};
+use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, RmsVerdict, rms};
+use dmuon_core::{Buffer, EventKind, OpKind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -203,16 +203,16 @@ impl Muon {
         let weight_decay = self.config.weight_decay;
         ApplyUpdate { lr, weight_decay, scale }.apply(weight, direction)?;
         let promise = RmsPromise::new(scale, self.band, view.rows, view.cols);
-        let update = MatrixUpdate {
+        let rms = scale * rms(direction);
+        let verdict = promise.judge(rms);
+        self.report.updates.push(MatrixUpdate {
             name: parameter.name.to_string(),
-            rms: scale * rms(direction),
+            rms,
             upper: promise.upper,
             full_rank_lower: promise.full_rank_lower,
-            low_rank: false,
-            too_large: false,
-        };
-        let verdict = promise.judge(update.rms);
-        self.report.updates.push(update.judged(verdict));
+            low_rank: verdict == RmsVerdict::LowRank,
+            too_large: verdict == RmsVerdict::TooLarge,
+        });
         self.report.ns_calls += calls;
         self.report.muon_updated += 1;
         Ok(())
@@ -305,7 +305,7 @@ impl HeldGradients {
             if !mean_square.is_finite() {
                 findings.non_finite.get_or_insert(index);
             }
-            if runtime.owns(index) || (!runtime.is_owned(index) && runtime.rank() == Rank(0)) {
+            if runtime.speaks_for(index) {
                 findings.sum_of_squares += mean_square * gradient.len() as f64;
             }
         }

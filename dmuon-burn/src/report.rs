@@ -1,9 +1,8 @@
 //! What a step did, so that a Muon that never ran can't go unnoticed.
 
-use crate::control::gather;
+use crate::control::gather_texts;
 use crate::error::Result;
 use dmuon_core::World;
-use dmuon_core::update::RmsVerdict;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -55,14 +54,6 @@ pub struct MatrixUpdate {
     pub too_large: bool,
 }
 
-impl MatrixUpdate {
-    pub(crate) fn judged(mut self, verdict: RmsVerdict) -> Self {
-        self.low_rank = verdict == RmsVerdict::LowRank;
-        self.too_large = verdict == RmsVerdict::TooLarge;
-        self
-    }
-}
-
 impl StepReport {
     /// This report from every rank, in rank order.
     ///
@@ -73,12 +64,7 @@ impl StepReport {
     /// A group has failed.
     pub fn gather(&self, world: &World) -> Result<Vec<StepReport>> {
         let text = serde_json::to_vec(self).unwrap_or_default();
-        let lengths = gather(world, "lengths of step reports", &(text.len() as u64).to_le_bytes())?;
-        let length = |bytes: &Vec<u8>| bytes.iter().rev().fold(0, |n, &b| n << 8 | usize::from(b));
-        let longest = lengths.iter().map(length).max().unwrap_or(0);
-        let mut padded = text;
-        padded.resize(longest, b' ');
-        let texts = gather(world, "step reports", &padded)?;
+        let texts = gather_texts(world, "step reports", text)?;
         Ok(texts.iter().map(|text| serde_json::from_slice(text).unwrap_or_default()).collect())
     }
 }

@@ -155,15 +155,12 @@ impl Runtime {
 
     /// Whether this rank is its owner.
     pub(crate) fn owns(&self, parameter: usize) -> bool {
-        self.owns_pack(self.parameters[parameter].holder)
+        self.parameters[parameter].holder.owner() == Some(self.mesh.coordinate())
     }
 
-    fn owns_pack(&self, holder: Holder) -> bool {
-        holder.owner() == Some(self.mesh.coordinate())
-    }
-
-    /// Whether this rank gives the parameter its initial value.
-    pub(crate) fn initializes(&self, parameter: usize) -> bool {
+    /// Whether this rank stands for the parameter where exactly one must, as for initial values and
+    /// norms: its owner, or rank 0 for what everyone holds.
+    pub(crate) fn speaks_for(&self, parameter: usize) -> bool {
         self.owns(parameter) || (!self.is_owned(parameter) && self.rank() == Rank(0))
     }
 
@@ -262,7 +259,8 @@ impl Runtime {
         self.parameters[parameter].name.to_string()
     }
 
-    /// Warns once, on one rank: the others see the same.
+    /// Warns once, on the first two ranks: one alone may own what is held, and the others see the
+    /// same.
     fn warn_of_held(&self, state: &mut State) {
         for HeldPack { unit, pack } in state.exchange.take_held() {
             let first = !std::mem::replace(&mut state.warned, true);
@@ -343,10 +341,10 @@ impl Runtime {
         self.recorder().mark(dmuon_core::EventKind::Root, self.unit_name(run.unit()));
         let reduced = state.exchange.finish_backward()?;
         state.backward.drain(..).for_each(|run| run.settle());
-        let leaves = state.leaves.clone();
         let averaged = self.averages(&mut state, reduced);
-        let on_leaf =
-            |(parameter, place): (usize, Place)| Some(Averaged { leaf: leaves[parameter]?, place });
+        let on_leaf = |(parameter, place): (usize, Place)| {
+            Some(Averaged { leaf: state.leaves[parameter]?, place })
+        };
         Ok(averaged.into_iter().filter_map(on_leaf).collect())
     }
 
@@ -388,11 +386,8 @@ impl Runtime {
     /// Begins a new version of the weights; every rank must call it, then publish or receive each
     /// of its kept packs in plan order.
     pub(crate) fn begin_publish(&self) -> Result<()> {
-        let mut state = self.lock();
-        state.version += 1;
-        state.backward.clear();
-        state.had_backward = false;
-        Ok(state.exchange.begin_publish()?)
+        self.lock().version += 1;
+        self.skip()
     }
 
     pub(crate) fn publish(&self, unit: usize, pack: usize, buffer: Buffer) -> Result<PackStorage> {

@@ -1,6 +1,6 @@
 //! What ranks tell each other between backward and update: finiteness, norm, and who read what.
 
-use crate::control::gather;
+use crate::control::{from_le_bytes, gather};
 use crate::error::{Error, Result};
 use crate::runtime::Runtime;
 use dmuon_core::Rank;
@@ -109,5 +109,5 @@ fn same_terms<'a>(
 
 fn split_u64(bytes: &[u8]) -> (u64, &[u8]) {
     let (head, rest) = bytes.split_at(bytes.len().min(8));
-    (head.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte)), rest)
+    (from_le_bytes(head), rest)
 }

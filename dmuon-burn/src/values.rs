@@ -113,6 +113,9 @@ pub(crate) fn register<M: Module>(
             }
         }
     }
+    if averages.is_empty() {
+        return;
+    }
     let averages = averages.into_iter().collect();
     model.visit(&mut Register { runtime, averages, gradients });
 }
@@ -203,7 +206,7 @@ impl Reparameterizer for &mut Take<'_> {
         let Some(index) = runtime.find(param.id) else { return (param, None) };
         binding::meet(runtime.parameter(index).address.unit);
         let stand_in = unloaded(&param);
-        if runtime.initializes(index)
+        if runtime.speaks_for(index)
             && let Some(slot) = self.buffers.slot(runtime, index)
         {
             let value = param.base();

@@ -67,11 +67,6 @@ impl<V: PackView> Exchange<V> {
         &self.units
     }
 
-    /// The life cycle's state.
-    pub fn schedule(&self) -> &Schedule {
-        &self.schedule
-    }
-
     /// A buffer for the next version of a pack this rank owns; see [`publish`](Self::publish).
     pub fn spare(&self, unit: usize, pack: usize) -> Buffer {
         self.weights.spare(unit, pack)
