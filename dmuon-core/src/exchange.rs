@@ -196,9 +196,10 @@ impl<V: PackView> Exchange<V> {
         self.gradients.advance()
     }
 
-    /// Packs one gradient; `write` overwrites its slot when told it is the first, else adds.
-    pub fn add_gradient(&mut self, address: Address, write: impl FnOnce(&mut [f32], bool)) {
-        self.gradients.add(address, write);
+    /// Packs one gradient, whole and in row-major order; further ones of the same parameter are
+    /// added.
+    pub fn add_gradient(&mut self, address: Address, elems: &[f32]) {
+        self.gradients.add(address, elems);
     }
 
     /// Backward is through with a run of `unit` (`left`), or has produced one of its gradients.
@@ -249,6 +250,16 @@ impl<V: PackView> Exchange<V> {
     /// Sets which units any rank's backward reads; alike on every rank.
     pub fn plan_reads(&mut self, reads: Vec<bool>) {
         self.schedule.plan_reads(reads);
+    }
+
+    /// Units in the order in which this rank's forward touched them first, since the last call.
+    pub fn take_order(&mut self) -> Vec<usize> {
+        self.schedule.take_order()
+    }
+
+    /// Sets the order in which units run, as far as it is known; alike on every rank.
+    pub fn plan_order(&mut self, order: Vec<usize>) {
+        self.schedule.plan_order(order);
     }
 
     /// Packs that were held past their release in a training forward since the last call.

@@ -1,15 +1,16 @@
 //! Gradients on their way to whoever holds the parameter: packed, summed over ranks, then averaged.
 
 use crate::{
-    Address, Axis, Buffer, BufferPool, Call, Element, Group, Mesh, Op, Pack, PackedLayout, Result,
-    SharedBuffer, Stream, Unit, Work,
+    Address, Axis, Buffer, BufferPool, Call, Element, Group, Holder, Mesh, Op, Pack, PackedLayout,
+    Result, ShardLayout, SharedBuffer, Slot, Stream, Unit, Work,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Packs one rank's gradients and reduces each pack once per backward: along the shard axis to the
-/// owner's column, then along the replicate axis to the owner.
+/// owner's column (or, sharded, each part to its rank), then along the replicate axis.
 #[derive(Debug)]
 pub(crate) struct Gradients {
     shard: Arc<dyn Group>,
@@ -49,7 +50,7 @@ pub struct ReducedPack {
     pub unit: usize,
     /// Index of the pack in the unit.
     pub pack: usize,
-    /// The mean over ranks, laid out as the pack; lanes included.
+    /// The mean over ranks, laid out as the pack, or as this rank's part of it; lanes included.
     pub buffer: Buffer,
     /// Per gradient slot, how many ranks produced a gradient; with 0 the parameter must be left
     /// alone.
@@ -96,17 +97,19 @@ impl Gradients {
         self.kept.iter().flatten().any(Option::is_some)
     }
 
-    /// Lets `write` put a gradient into its slot. `write` is told whether it is the slot's first in
-    /// this backward (contents unspecified: overwrite) or must be added.
-    pub(crate) fn add(&mut self, address: Address, write: impl FnOnce(&mut [f32], bool)) {
-        let layout = &self.units[address.unit].packs[address.pack].layout;
+    /// Adds a gradient to its slot, in row-major order.
+    pub(crate) fn add(&mut self, address: Address, elems: &[f32]) {
+        let Pack { holder, layout } = &self.units[address.unit].packs[address.pack];
+        let shape = Shape::new(*holder, layout, self.shard.size());
         let filling = self.filling[address.unit][address.pack].get_or_insert_with(|| Filling {
-            buffer: self.pool.take(layout.gradient_elems() * size_of::<f32>()),
+            buffer: self.pool.take(shape.input_elems() * size_of::<f32>()),
             present: vec![false; layout.gradient_slots().len()],
         });
         let first = !std::mem::replace(&mut filling.present[address.slot], true);
-        let range = layout.gradient_slots()[address.slot].range();
-        write(&mut filling.buffer.as_f32_mut()[range], first);
+        let buffer = filling.buffer.as_f32_mut();
+        shape.pieces(&layout.gradient_slots()[address.slot], |of_slot, in_buffer| {
+            write_or_add(&elems[of_slot], &mut buffer[in_buffer], first);
+        });
     }
 
     /// Starts one reduce for each pack of the unit; what this rank did not produce is zero.
@@ -141,15 +144,14 @@ impl Gradients {
         while !self.first_stage.is_empty() {
             self.pass_on()?;
         }
-        let num_ranks = self.shard.size() * self.replicate.size();
+        let divisor = self.shard.size() * self.replicate.size();
         let mut reduced = Vec::new();
         for InFlight { unit, pack, work } in std::mem::take(&mut self.last_stage) {
             let Some(sum) = work.wait(self.deadline)? else { continue };
             // An all-reduce may hand the very same memory to every rank of the process.
             let mut buffer =
                 sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
-            let layout = &self.units[unit].packs[pack].layout;
-            let num_ranks = average(buffer.as_f32_mut(), layout, num_ranks);
+            let num_ranks = self.shape(unit, pack).average(buffer.as_f32_mut(), divisor);
             reduced.push(ReducedPack { unit, pack, buffer, num_ranks });
         }
         Ok(reduced)
@@ -185,45 +187,159 @@ impl Gradients {
 
     fn start(&self, axis: Axis, unit: usize, pack: usize, buffer: SharedBuffer) -> Result<Work> {
         let Unit { name, packs, .. } = &self.units[unit];
-        let Pack { holder, layout } = &packs[pack];
-        let (group, root) = match axis {
-            Axis::Shard => (&self.shard, holder.owner().map(|owner| owner.shard)),
-            Axis::Replicate => (&self.replicate, holder.owner().map(|owner| owner.replicate)),
+        let holder = packs[pack].holder;
+        let (group, op) = match (axis, holder) {
+            (Axis::Shard, Holder::Owner(owner)) => (&self.shard, Op::Reduce { root: owner.shard }),
+            (Axis::Shard, Holder::Shards) => (&self.shard, Op::ReduceScatter),
+            (Axis::Shard, Holder::Everyone) => (&self.shard, Op::AllReduce),
+            (Axis::Replicate, Holder::Owner(owner)) => {
+                (&self.replicate, Op::Reduce { root: owner.replicate })
+            }
+            (Axis::Replicate, Holder::Shards | Holder::Everyone) => {
+                (&self.replicate, Op::AllReduce)
+            }
         };
-        let op = root.map_or(Op::AllReduce, |root| Op::Reduce { root });
-        let call = Call::new(op, name.clone(), Element::F32, layout.gradient_elems())
-            .with_payload(layout.gradient_payload_elems());
+        let shape = self.shape(unit, pack);
+        let call = Call::new(op, name.clone(), Element::F32, shape.part_elems())
+            .with_payload(shape.payload_elems());
         group.start(call, Some(buffer))
     }
 
     /// The pack's buffer with zeros where this rank has nothing, and the presence lanes set.
     fn finished(&mut self, unit: usize, pack: usize) -> Buffer {
-        let layout = &self.units[unit].packs[pack].layout;
-        let Some(Filling { mut buffer, present }) = self.filling[unit][pack].take() else {
-            return self.pool.take_zeroed(layout.gradient_elems() * size_of::<f32>());
+        let filling = self.filling[unit][pack].take();
+        let shape = self.shape(unit, pack);
+        let Some(Filling { mut buffer, present }) = filling else {
+            return self.pool.take_zeroed(shape.input_elems() * size_of::<f32>());
         };
-        let elems = buffer.as_f32_mut();
-        let mut end = 0;
-        for (slot, present) in layout.gradient_slots().iter().zip(&present) {
-            elems[end..slot.offset].fill(0.0);
-            if !present {
-                elems[slot.range()].fill(0.0);
-            }
-            end = slot.range().end;
-        }
-        elems[end..].fill(0.0);
-        for (lane, present) in elems[layout.lanes()].iter_mut().zip(present) {
-            *lane = f32::from(u8::from(present));
-        }
+        shape.complete(buffer.as_f32_mut(), &present);
         buffer
+    }
+
+    fn shape(&self, unit: usize, pack: usize) -> Shape<'_> {
+        let Pack { holder, layout } = &self.units[unit].packs[pack];
+        Shape::new(*holder, layout, self.shard.size())
     }
 }
 
-/// Divides the sums by the number of ranks; returns the presence lanes, which it leaves alone.
-fn average(elems: &mut [f32], layout: &PackedLayout, num_ranks: usize) -> Vec<usize> {
-    let divisor = num_ranks as f32;
-    for slot in layout.gradient_slots() {
-        elems[slot.range()].iter_mut().for_each(|elem| *elem /= divisor);
+/// How a pack's gradients lie in the buffer that is reduced: whole and followed by the lanes, or
+/// in parts that are each followed by all lanes.
+#[derive(Clone, Copy, Debug)]
+struct Shape<'a> {
+    layout: &'a PackedLayout,
+    shards: Option<ShardLayout>,
+    num_parts: usize,
+}
+
+impl<'a> Shape<'a> {
+    fn new(holder: Holder, layout: &'a PackedLayout, shard_size: usize) -> Self {
+        match holder {
+            Holder::Shards => {
+                let shards = Some(ShardLayout::new(layout, shard_size));
+                Self { layout, shards, num_parts: shard_size }
+            }
+            Holder::Owner(_) | Holder::Everyone => Self { layout, shards: None, num_parts: 1 },
+        }
     }
-    elems[layout.lanes()].iter().map(|&lane| lane as usize).collect()
+
+    /// Elements of one part, which is what a rank receives.
+    fn part_elems(self) -> usize {
+        self.shards.map_or(self.layout.gradient_elems(), ShardLayout::gradient_part_elems)
+    }
+
+    /// Elements that a rank contributes.
+    fn input_elems(self) -> usize {
+        self.num_parts * self.part_elems()
+    }
+
+    fn payload_elems(self) -> usize {
+        self.shards.map_or(self.layout.gradient_payload_elems(), ShardLayout::payload_elems)
+    }
+
+    /// The lanes of one part.
+    fn lanes(self) -> Range<usize> {
+        self.shards.map_or(self.layout.lanes(), ShardLayout::lanes)
+    }
+
+    /// Calls `each` with every run of the slot's elements: where it is in the slot and in the
+    /// buffer.
+    fn pieces(self, slot: &Slot, mut each: impl FnMut(Range<usize>, Range<usize>)) {
+        let Some(shards) = self.shards else { return each(0..slot.num_elems, slot.range()) };
+        for part in shards.parts_of(slot) {
+            let piece = shards.piece(slot, part);
+            let start = part * self.part_elems() + shards.offset_in_part(slot, part);
+            each(piece.clone(), start..start + piece.len());
+        }
+    }
+
+    /// Sets everything but the slots that are present: zeros for padding and for slots without a
+    /// gradient, and the lanes.
+    fn complete(self, buffer: &mut [f32], present: &[bool]) {
+        let mut end = 0;
+        for (slot, present) in self.layout.gradient_slots().iter().zip(present) {
+            self.pieces(slot, |_, at| {
+                let from = if *present { at.start } else { at.end };
+                buffer[end..from].fill(0.0);
+                end = at.end;
+            });
+        }
+        buffer[end..].fill(0.0);
+        for part in 0..self.num_parts {
+            let lanes = &mut buffer[part * self.part_elems()..][self.lanes()];
+            for (lane, present) in lanes.iter_mut().zip(present) {
+                *lane = f32::from(u8::from(*present));
+            }
+        }
+    }
+
+    /// Divides one part's sums by the number of ranks; returns its lanes, which it leaves alone.
+    fn average(self, part: &mut [f32], num_ranks: usize) -> Vec<usize> {
+        let divisor = num_ranks as f32;
+        let sums = self.lanes().start;
+        part[..sums].iter_mut().for_each(|elem| *elem /= divisor);
+        part[self.lanes()].iter().map(|&lane| lane as usize).collect()
+    }
+}
+
+fn write_or_add(elems: &[f32], out: &mut [f32], first: bool) {
+    if first {
+        out.copy_from_slice(elems);
+    } else {
+        out.iter_mut().zip(elems).for_each(|(out, elem)| *out += elem);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_are_cut_into_parts_with_lanes_of_their_own() {
+        let layout = PackedLayout::new(
+            [("a".into(), vec![20]), ("absent".into(), vec![3]), ("b".into(), vec![2])],
+            [],
+        );
+        let shape = Shape::new(Holder::Shards, &layout, 2);
+        assert_eq!((shape.part_elems(), shape.input_elems()), (48, 96));
+        let mut buffer = vec![f32::NAN; shape.input_elems()];
+        let elems: Vec<f32> = (1..=20).map(|elem| elem as f32).collect();
+        for (slot, elems) in [(0, &elems[..]), (2, &[7.0, 8.0])] {
+            shape.pieces(&layout.slots()[slot], |of_slot, at| {
+                write_or_add(&elems[of_slot], &mut buffer[at], true);
+            });
+        }
+        shape.complete(&mut buffer, &[true, false, true]);
+        let (first, second) = buffer.split_at(48);
+        assert_eq!(&first[..20], elems);
+        assert!(first[20..32].iter().all(|&elem| elem == 0.0));
+        assert_eq!(&second[..3], [0.0; 3]);
+        assert_eq!(&second[16..18], [7.0, 8.0]);
+        for part in [first, second] {
+            assert_eq!(part[32..35], [1.0, 0.0, 1.0]);
+            assert!(part[35..].iter().all(|&elem| elem == 0.0));
+        }
+        let mut part = second.to_vec();
+        assert_eq!(shape.average(&mut part, 2), [1, 0, 1]);
+        assert_eq!(&part[16..18], [3.5, 4.0]);
+    }
 }

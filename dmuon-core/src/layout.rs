@@ -105,7 +105,7 @@ impl PackedLayout {
     }
 }
 
-fn to_line(num_elems: usize) -> usize {
+pub(crate) fn to_line(num_elems: usize) -> usize {
     num_elems.next_multiple_of(LINE_ELEMS)
 }
 

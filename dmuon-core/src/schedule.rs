@@ -10,9 +10,13 @@
 //!
 //! | sequence | order | a unit this rank skips is issued |
 //! |---|---|---|
-//! | forward broadcasts | plan order | when a later unit is touched, or when backward begins |
-//! | backward broadcasts (Z3) | reverse plan order | when an earlier unit is touched, or at the end |
-//! | reduces | hooked units, loose ones, the root; each in reverse plan order | as soon as it is next in line |
+//! | forward broadcasts | running order | when a later unit is touched, or when backward begins |
+//! | backward broadcasts (Z3) | reverse running order | when an earlier unit is touched, or at the end |
+//! | reduces | hooked units, loose ones, the root; each in reverse running order | as soon as it is next in line |
+//!
+//! The running order is a guess at first (the order in which the model lists its parameters) and,
+//! once all ranks have agreed on it, the order in which the last forward touched the units. A wrong
+//! guess costs extra broadcasts, never a wrong result.
 //!
 //! Touching a unit again outside its turn (a block applied twice, an evaluation pass) broadcasts
 //! that unit alone; ranks that run the same model agree on that too, and ranks that do not are told
@@ -41,17 +45,25 @@ pub enum Pass {
     Evaluation,
 }
 
-/// Life cycle of all units of one model on one rank. Units are numbered in plan order.
+/// Life cycle of all units of one model on one rank. Units are numbered by the plan; where a unit
+/// runs is its *position*.
 #[derive(Debug)]
 pub struct Schedule {
     mode: Mode,
     prefetch: usize,
+    placements: Vec<Placement>,
+    /// Units by position.
+    order: Vec<usize>,
+    /// Positions by unit.
+    position: Vec<usize>,
     /// Units in the order in which backward finishes them.
     reduce_order: Vec<usize>,
     /// Started or arrived, and not yet dropped.
     unsharded: Vec<bool>,
-    /// Units below this were issued in the current training forward.
+    /// Positions below this were issued in the current training forward.
     forward_cursor: usize,
+    /// Units in the order of their first touch in a training forward since the last step.
+    touched: Vec<usize>,
     /// The unit whose weights were last touched outside any boundary.
     loose: Option<usize>,
     backward: Option<Backward>,
@@ -63,29 +75,34 @@ pub struct Schedule {
 
 #[derive(Debug)]
 struct Backward {
-    /// Units at or above this had their turn to be broadcast again.
+    /// Positions at or above this had their turn to be broadcast again.
     cursor: usize,
     /// How many of `reduce_order` were issued.
     reduced: usize,
 }
 
 impl Schedule {
-    /// A schedule for one unit per placement, in plan order.
+    /// A schedule for one unit per placement, which run in order of their numbers as far as
+    /// anyone knows.
     pub fn new(mode: Mode, prefetch: usize, placements: &[Placement]) -> Self {
         let num_units = placements.len();
-        let mut reduce_order: Vec<usize> = (0..num_units).rev().collect();
-        reduce_order.sort_by_key(|&unit| placements[unit]);
-        Self {
+        let mut schedule = Self {
             mode,
             prefetch,
-            reduce_order,
+            placements: placements.to_vec(),
+            order: Vec::new(),
+            position: Vec::new(),
+            reduce_order: Vec::new(),
             unsharded: vec![false; num_units],
             forward_cursor: 0,
+            touched: Vec::new(),
             loose: None,
             backward: None,
             reads: vec![true; num_units],
             read_now: vec![false; num_units],
-        }
+        };
+        schedule.plan_order((0..num_units).collect());
+        schedule
     }
 
     /// Z2 or Z3.
@@ -194,18 +211,43 @@ impl Schedule {
         self.reads = reads;
     }
 
+    /// Units in the order in which this rank's training forward touched them first, since the last
+    /// call.
+    pub fn take_order(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// Sets the running order, alike on every rank and between steps. Units that `first` leaves
+    /// out follow in the order they had.
+    pub fn plan_order(&mut self, first: Vec<usize>) {
+        let rest = std::mem::take(&mut self.order);
+        let rest = rest.into_iter().filter(|unit| !first.contains(unit));
+        self.order = first.iter().copied().chain(rest).collect();
+        debug_assert_eq!(self.order.len(), self.placements.len());
+        self.position = vec![0; self.order.len()];
+        for (position, &unit) in self.order.iter().enumerate() {
+            self.position[unit] = position;
+        }
+        self.reduce_order = self.order.iter().rev().copied().collect();
+        self.reduce_order.sort_by_key(|&unit| self.placements[unit]);
+    }
+
     fn unshard_forward(&mut self, unit: usize, pass: Pass, actions: &mut Vec<Action>) {
-        let until = (unit + 1 + self.prefetch).min(self.unsharded.len());
+        let at = self.position[unit];
+        let until = (at + 1 + self.prefetch).min(self.order.len());
         if pass == Pass::Evaluation {
-            (unit..until).for_each(|unit| self.unshard(unit, actions));
+            (at..until).for_each(|position| self.unshard(self.order[position], actions));
             return;
         }
-        for skipped in self.forward_cursor..unit {
-            self.pass_by(skipped, actions);
+        if !self.touched.contains(&unit) {
+            self.touched.push(unit);
+        }
+        for skipped in self.forward_cursor..at {
+            self.pass_by(self.order[skipped], actions);
         }
         self.unshard(unit, actions);
-        for ahead in self.forward_cursor.max(unit + 1)..until {
-            self.unshard(ahead, actions);
+        for ahead in self.forward_cursor.max(at + 1)..until {
+            self.unshard(self.order[ahead], actions);
         }
         self.forward_cursor = self.forward_cursor.max(until);
     }
@@ -217,7 +259,7 @@ impl Schedule {
         }
         let num_units = self.unsharded.len();
         for skipped in self.forward_cursor..num_units {
-            self.pass_by(skipped, &mut actions);
+            self.pass_by(self.order[skipped], &mut actions);
         }
         self.forward_cursor = num_units;
         self.loose = None;
@@ -229,26 +271,27 @@ impl Schedule {
     }
 
     fn unshard_backward(&mut self, unit: usize, actions: &mut Vec<Action>) {
-        self.pass_backward(unit + 1, actions);
+        let at = self.position[unit];
+        self.pass_backward(at + 1, actions);
         self.unshard(unit, actions);
-        let ahead = unit.saturating_sub(self.prefetch);
-        for unit in (ahead..unit.min(self.backward_cursor())).rev() {
-            if self.reads[unit] {
-                self.unshard(unit, actions);
+        let ahead = at.saturating_sub(self.prefetch);
+        for position in (ahead..at.min(self.backward_cursor())).rev() {
+            if self.reads[self.order[position]] {
+                self.unshard(self.order[position], actions);
             }
         }
         self.lower_backward_cursor(ahead);
     }
 
-    /// Takes part in the backward broadcasts of every unit from the cursor down to `unit` that is
-    /// planned but not read by this rank.
-    fn pass_backward(&mut self, unit: usize, actions: &mut Vec<Action>) {
-        for skipped in (unit..self.backward_cursor()).rev() {
-            if self.reads[skipped] {
-                self.pass_by(skipped, actions);
+    /// Takes part in the backward broadcasts of every unit from the cursor down to `position` that
+    /// is planned but not read by this rank.
+    fn pass_backward(&mut self, position: usize, actions: &mut Vec<Action>) {
+        for skipped in (position..self.backward_cursor()).rev() {
+            if self.reads[self.order[skipped]] {
+                self.pass_by(self.order[skipped], actions);
             }
         }
-        self.lower_backward_cursor(unit);
+        self.lower_backward_cursor(position);
     }
 
     fn backward_cursor(&self) -> usize {
@@ -512,6 +555,29 @@ mod tests {
             let mut fresh = self::schedule(mode, 1);
             assert_eq!(step(&mut schedule, &[0, 1, 2]), step(&mut fresh, &[0, 1, 2]));
         }
+    }
+
+    #[test]
+    fn the_order_of_the_last_forward_is_learned() {
+        let mut schedule = schedule(Mode::Z3, 1);
+        let touched = [2, 0, 1];
+        let wasteful = step(&mut schedule, &touched).0;
+        assert_eq!(unshards(&wasteful), [0, 1, 2, 0, 1]);
+        let order = schedule.take_order();
+        assert_eq!(order, touched);
+        schedule.plan_order(order);
+        let (forward, backward) = step(&mut schedule, &touched);
+        assert_eq!(unshards(&forward), touched);
+        assert_eq!(unshards(&backward), [1, 0, 2]);
+        assert_eq!(reduces(&backward), [1, 0, 2]);
+    }
+
+    #[test]
+    fn units_that_the_order_leaves_out_keep_their_places_at_the_end() {
+        let mut schedule = schedule(Mode::Z2, 0);
+        schedule.plan_order(vec![2]);
+        assert_eq!(schedule.order, [2, 0, 1]);
+        assert_eq!(schedule.position, [1, 2, 0]);
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub enum Holder {
     /// the column along the shard axis, gradients reduced to it and then, along the replicate axis,
     /// to the owner.
     Owner(Coordinate),
+    /// Every rank of a replica holds one part of the pack, alike in all replicas. Weights are
+    /// all-gathered along the shard axis; gradients reduce-scattered along it and then averaged
+    /// between replicas.
+    Shards,
     /// Every rank: weights never move, gradients are averaged over all ranks.
     Everyone,
 }
@@ -30,7 +34,7 @@ impl Holder {
     pub fn owner(self) -> Option<Coordinate> {
         match self {
             Self::Owner(owner) => Some(owner),
-            Self::Everyone => None,
+            Self::Shards | Self::Everyone => None,
         }
     }
 }
@@ -51,7 +55,8 @@ pub struct Unit {
     pub name: Arc<str>,
     /// How the model runs it.
     pub placement: Placement,
-    /// One pack for each owner, in owner order, then at most one that everyone holds.
+    /// One pack for each owner, in owner order; then what is sharded, trainable parameters apart
+    /// from frozen ones; then at most one that everyone holds.
     pub packs: Vec<Pack>,
 }
 

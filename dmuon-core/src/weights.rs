@@ -1,8 +1,8 @@
 //! Whole weights on this rank: what its column keeps and its owners publish, and copies on loan.
 
 use crate::{
-    Axis, Buffer, BufferPool, Call, Coordinate, Element, Group, Holding, Lease, Ledger, Mesh, Op,
-    Pack, Result, SharedBuffer, Stream, Unit, Work,
+    Axis, Buffer, BufferPool, Call, Coordinate, Element, Group, Holder, Holding, Lease, Ledger,
+    Mesh, Op, Pack, Result, ShardLayout, SharedBuffer, Stream, Unit, Work,
 };
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -27,9 +27,10 @@ pub(crate) struct Weights<V> {
     ledger: Ledger,
     deadline: Duration,
     units: Arc<[Unit]>,
-    /// `kept[unit][pack]`: the published weights of the packs of this rank's column.
+    /// `kept[unit][pack]`: the published weights of the packs of this rank's column, and its parts
+    /// of the sharded ones.
     kept: Vec<Vec<Option<Kept<V>>>>,
-    /// `copies[unit][pack]`: weights of other columns, started or arrived.
+    /// `copies[unit][pack]`: weights of other columns, or of all parts, started or arrived.
     copies: Vec<Vec<Option<Copy<V>>>>,
 }
 
@@ -68,7 +69,11 @@ impl<V: PackView> Weights<V> {
 
     /// An unpublished buffer for the next version of a pack.
     pub(crate) fn spare(&self, unit: usize, pack: usize) -> Buffer {
-        let layout = &self.units[unit].packs[pack].layout;
+        let pack = &self.units[unit].packs[pack];
+        if let Some(shards) = self.shards(pack) {
+            return self.pool.take_zeroed(shards.part_elems() * size_of::<f32>());
+        }
+        let layout = &pack.layout;
         let mut buffer = self.pool.take(layout.weight_elems() * size_of::<f32>());
         // Padding moves with the payload: keep it defined, so that equal weights are equal bytes.
         let mut end = 0;
@@ -112,18 +117,21 @@ impl<V: PackView> Weights<V> {
         Ok(())
     }
 
-    /// Starts one broadcast for each owner of the unit.
+    /// Starts one broadcast for each owner of the unit, and one all-gather of what is sharded.
     pub(crate) fn unshard(&mut self, unit: usize) -> Result<()> {
         let units = self.units.clone();
         let Unit { name, packs, .. } = &units[unit];
         for (index, pack) in packs.iter().enumerate() {
-            let Some(owner) = pack.holder.owner() else { continue };
+            let call = match pack.holder {
+                Holder::Owner(owner) => self.broadcast(name, pack, owner.shard),
+                Holder::Shards if self.shard.size() > 1 => self.all_gather(name, pack),
+                Holder::Shards | Holder::Everyone => continue,
+            };
             self.settle(unit, index)?;
-            let call = self.call(name, pack, owner.shard);
             let kept = self.here(unit, index).map(|(buffer, _)| buffer.clone());
-            let is_here = kept.is_some();
+            let is_whole = kept.is_some() && !self.is_part(pack);
             let work = self.shard.start(call, kept)?;
-            if !is_here {
+            if !is_whole {
                 self.copies[unit][index] = Some(Copy::Started(work));
             }
         }
@@ -144,10 +152,11 @@ impl<V: PackView> Weights<V> {
         held
     }
 
-    /// The pack's weights, once they are here. `None`: neither kept nor unsharded.
+    /// The pack's whole weights, once they are here. `None`: neither kept nor unsharded.
     pub(crate) fn wait(&mut self, unit: usize, pack: usize) -> Result<Option<V>> {
         self.settle(unit, pack)?;
-        if let Some((_, view)) = self.here(unit, pack) {
+        let is_part = self.is_part(&self.units[unit].packs[pack]);
+        if let Some((_, view)) = self.here(unit, pack).filter(|_| !is_part) {
             return Ok(Some(view.clone()));
         }
         let view = match self.copies[unit][pack].take() {
@@ -204,13 +213,29 @@ impl<V: PackView> Weights<V> {
             return Ok(None);
         }
         let Unit { name, packs, .. } = &self.units[unit];
-        let call = self.call(name, &packs[pack], owner.replicate);
+        let call = self.broadcast(name, &packs[pack], owner.replicate);
         self.replicate.start(call, buffer).map(Some)
     }
 
-    fn call(&self, name: &Arc<str>, pack: &Pack, root: usize) -> Call {
+    fn broadcast(&self, name: &Arc<str>, pack: &Pack, root: usize) -> Call {
         let layout = &pack.layout;
         Call::new(Op::Broadcast { root }, name.clone(), Element::F32, layout.weight_elems())
             .with_payload(layout.weight_payload_elems())
+    }
+
+    fn all_gather(&self, name: &Arc<str>, pack: &Pack) -> Call {
+        let shards = ShardLayout::new(&pack.layout, self.shard.size());
+        Call::new(Op::AllGather, name.clone(), Element::F32, shards.part_elems())
+            .with_payload(shards.payload_elems())
+    }
+
+    /// Whether what this rank keeps of the pack is less than all of it.
+    fn is_part(&self, pack: &Pack) -> bool {
+        pack.holder == Holder::Shards && self.shard.size() > 1
+    }
+
+    fn shards(&self, pack: &Pack) -> Option<ShardLayout> {
+        let is_sharded = pack.holder == Holder::Shards;
+        is_sharded.then(|| ShardLayout::new(&pack.layout, self.shard.size()))
     }
 }
