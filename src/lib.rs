@@ -59,10 +59,10 @@ struct Readme;
 mod launch;
 
 pub use dmuon_burn::{
-    AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, Hooked, Matrices,
-    MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite, ParameterInfo, Rates,
-    ReplicatePublish, Result, Route, RouteEntry, RouteReport, StepReport, TensorMap, UpdateScale,
-    initialize,
+    AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, FullyShard, Hooked,
+    Matrices, MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite, ParameterInfo,
+    Rates, ReplicatePublish, Result, Route, RouteEntry, RouteReport, Rule, StepReport, TensorMap,
+    UpdateScale, initialize,
 };
 pub use dmuon_core::newton_schulz;
 pub use dmuon_core::{
@@ -81,8 +81,8 @@ pub use dmuon_hccl as hccl;
 /// What a training program needs.
 pub mod prelude {
     pub use crate::{
-        Boundary, BoundaryRule, Dedicate, Dedicated, Hooked, Matrices, Mesh, Mode, Muon,
-        MuonConfig, NonFinite, Rank, Rates, ReplicatePublish, StepReport, Strictness, UpdateScale,
-        World,
+        Boundary, BoundaryRule, Dedicate, Dedicated, FullyShard, Hooked, Matrices, Mesh, Mode,
+        Muon, MuonConfig, NonFinite, Rank, Rates, ReplicatePublish, Route, Rule, StepReport,
+        Strictness, UpdateScale, World,
     };
 }

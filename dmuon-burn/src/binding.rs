@@ -1,7 +1,9 @@
-//! How `Hooked` modules learn their boundary while a model is traversed. Active during `apply` alone.
+//! How `Hooked` modules and parameters learn their runtime while a model is traversed, and tell it.
+//! Changes something during `apply` alone.
 
 use crate::hooked::Boundary;
 use crate::runtime::Runtime;
+use burn::module::{Module, ModuleVisitor};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,6 +12,8 @@ thread_local! {
     /// How many `Hooked` modules the traversal is inside of.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static BINDER: RefCell<Option<Binder>> = const { RefCell::new(None) };
+    /// The runtime of the parameter that was visited last.
+    static SHOWN: RefCell<Option<Arc<Runtime>>> = const { RefCell::new(None) };
 }
 
 struct Binder {
@@ -49,6 +53,27 @@ pub(crate) fn mapping<T>(map: impl FnOnce() -> T) -> (T, Option<Boundary>) {
     }
     let bound = BINDER.with_borrow_mut(|binder| binder.as_mut().and_then(Binder::close));
     (mapped, Some(bound.unwrap_or_default()))
+}
+
+/// A parameter being visited belongs to `runtime`.
+pub(crate) fn show(runtime: &Arc<Runtime>) {
+    SHOWN.with_borrow_mut(|shown| {
+        shown.get_or_insert_with(|| runtime.clone());
+    });
+}
+
+/// The runtime that a model's parameters belong to; `None` for a plain model.
+pub(crate) fn runtime_of<M: Module>(model: &M) -> Option<Arc<Runtime>> {
+    struct Nothing;
+    impl ModuleVisitor for Nothing {}
+    SHOWN.set(None);
+    model.visit(&mut Nothing);
+    SHOWN.take()
+}
+
+/// The runtime that a parameter being mapped belongs to from now on, if that changes.
+pub(crate) fn rebound() -> Option<Arc<Runtime>> {
+    BINDER.with_borrow(|binder| binder.as_ref().map(|binder| binder.runtime.clone()))
 }
 
 /// The parameter being mapped belongs to `unit`.

@@ -1,7 +1,7 @@
 //! The optimizer's settings, in Burn's dialect.
 
 use crate::control::digest;
-use crate::dedicate::Dedicated;
+use crate::dedicated::Dedicated;
 use crate::error::{Error, Result};
 use crate::muon::Muon;
 use crate::orthogonalize::Arithmetic;

@@ -61,6 +61,63 @@ pub enum Error {
         /// What Burn calls the reparameterization.
         kind: String,
     },
+    /// The model is distributed already.
+    #[error(
+        "\"{parameter}\" is dedicated or sharded already: dedicate a plain model, once, and then \
+         shard what is left (`Dedicate`, then `FullyShard`)"
+    )]
+    AlreadyDistributed {
+        /// Name of the first such parameter.
+        parameter: String,
+    },
+    /// The model is sharded already.
+    #[error("what is not dedicated in this model is sharded already: apply `FullyShard` once")]
+    ShardedTwice,
+    /// `FullyShard` was asked for something else than the dedicated model has.
+    #[error(
+        "`FullyShard` asks for {what} than the dedicated model has: both move together, so set it \
+         on `Dedicate` alone"
+    )]
+    Contradicts {
+        /// What differs.
+        what: &'static str,
+    },
+    /// A rule gives a route that its builder can't.
+    #[error("the rule \"{rule}\" can't be followed here: {cure}")]
+    RuleMisplaced {
+        /// The rule.
+        rule: String,
+        /// What to do instead.
+        cure: &'static str,
+    },
+    /// No route has that name.
+    #[error(
+        "there is no route \"{route}\"; there are muon, adamw_owned, adamw_sharded, replicated and \
+         frozen"
+    )]
+    UnknownRoute {
+        /// The name.
+        route: String,
+    },
+    /// The model belongs to another handle than the optimizer.
+    #[error(
+        "the optimizer was made for this model as it was before it was sharded, or for another \
+         model: make it with the handle that came with the model"
+    )]
+    OtherHandle,
+    /// A parameter has another number of elements than this rank holds of it.
+    #[error(
+        "\"{parameter}\" holds {found} elements where this rank holds {expected} of it: edit \
+         weights before the model is distributed, or keep a piece's shape"
+    )]
+    ValueShape {
+        /// Name of the parameter.
+        parameter: String,
+        /// Elements that this rank holds.
+        expected: usize,
+        /// Elements that the model has.
+        found: usize,
+    },
     /// Two fields hold clones of one parameter, which Burn's optimizers would tear apart.
     #[error(
         "\"{first}\" and \"{second}\" are clones of one parameter; Burn would update only the \

@@ -120,25 +120,22 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// The whole weight, in forward. `base` is what the module stores: the weight itself where this
-    /// rank holds it, a placeholder elsewhere.
+    /// The whole weight, in forward. `base` is what the module stores: what this rank holds of the
+    /// weight, or a placeholder.
     pub(crate) fn forward<B: Transport>(&self, base: FloatTensor<B>) -> FloatTensor<B> {
         let runtime = &self.hook.runtime;
-        if !runtime.is_owned(self.parameter) {
-            let place = runtime.published_place(self.parameter);
-            if place.is_some_and(|place| !B::is_view(&base, &place.storage, &place.slot)) {
-                unwind(runtime.stale_weight(self.parameter));
-            }
+        let published = runtime.published_place(self.parameter);
+        if published.is_some_and(|place| !B::is_view(&base, &place.storage, &place.slot)) {
+            unwind(runtime.stale_weight(self.parameter));
+        }
+        if !runtime.moves(self.parameter) {
             return base;
         }
         let place = runtime.weight(self).unwrap_or_else(|error| unwind(error));
-        if !runtime.owns(self.parameter) {
-            return B::view(&base.device(), &place.storage, &place.slot);
+        match runtime.owns(self.parameter) {
+            true => base,
+            false => B::view(&base.device(), &place.storage, &place.slot),
         }
-        if !B::is_view(&base, &place.storage, &place.slot) {
-            unwind(runtime.stale_weight(self.parameter));
-        }
-        base
     }
 
     /// The whole weight again, in backward.
@@ -166,7 +163,7 @@ impl Fetch {
         runtime.meet(self.parameter);
         if let Some(leaf) = leaf {
             runtime
-                .add_gradient(self.parameter, leaf, |out, first| B::gather(gradient, out, first))
+                .add_gradient(self.parameter, leaf, B::to_host(gradient).as_slice())
                 .unwrap_or_else(|error| unwind(error));
         }
         let last = run.outstanding.fetch_sub(1, Relaxed) == 1;

@@ -1,9 +1,10 @@
 //! Reads a model before it is dedicated: names, shapes, and what must be refused. Changes nothing.
 
+use crate::attached::Attached;
 use crate::binding;
 use crate::context;
 use crate::error::{Error, Result};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 use std::collections::HashMap;
 
@@ -21,18 +22,22 @@ pub struct ParameterInfo {
     /// The boundary around it, if any.
     pub boundary: Option<String>,
     pub(crate) id: ParamId,
-    pub(crate) hooked: bool,
+    /// Path of the outermost `Hooked` block around it.
+    pub(crate) hooked: Option<String>,
 }
 
 /// All float parameters in visit order, which is the order of everything that follows.
 ///
 /// # Errors
-/// A reparameterized parameter, a name given twice, or clones of one parameter in two fields.
+/// A reparameterized parameter (ours or another's), a name given twice, or clones of one parameter in two fields.
 pub(crate) fn inspect<M: Module>(model: &M) -> Result<Vec<ParameterInfo>> {
     let mut inspector = Inspector::default();
     model.visit(&mut inspector);
     if let Some((parameter, kind)) = inspector.reparameterized {
-        return Err(Error::Reparameterized { parameter, kind });
+        return Err(match kind == Attached::NAME {
+            true => Error::AlreadyDistributed { parameter },
+            false => Error::Reparameterized { parameter, kind },
+        });
     }
     let mut by_name = HashMap::new();
     let mut by_id = HashMap::new();
@@ -53,6 +58,8 @@ struct Inspector {
     path: Vec<String>,
     modules: Vec<String>,
     found: Vec<ParameterInfo>,
+    /// Path of the `Hooked` block that the visitor is in.
+    hooked: Option<String>,
     /// Parameter and kind of the first reparameterization met.
     reparameterized: Option<(String, String)>,
 }
@@ -64,6 +71,12 @@ impl ModuleVisitor for Inspector {
     fn enter_module(&mut self, name: &str, container: &str) {
         if container == REPARAMETERIZATION && self.reparameterized.is_none() {
             self.reparameterized = Some((self.path.join("."), name.to_owned()));
+        }
+        // A `Hooked` block announces itself only by what is visited next being inside of it.
+        if !binding::inside_hooked() {
+            self.hooked = None;
+        } else if self.hooked.is_none() {
+            self.hooked = Some(self.path.join("."));
         }
         self.path.push(name.to_owned());
         self.modules.push(container.to_owned());
@@ -86,7 +99,7 @@ impl ModuleVisitor for Inspector {
             trainable: base.is_require_grad(),
             boundary: None,
             id: param.id,
-            hooked: binding::inside_hooked(),
+            hooked: self.hooked.clone().filter(|_| binding::inside_hooked()),
         });
     }
 }

@@ -6,15 +6,19 @@
 //! what this rank owns and publishes it.
 #![forbid(unsafe_code)]
 
+mod attached;
 mod binding;
 mod blueprint;
+mod choice;
 mod config;
 mod context;
 mod control;
 mod dedicate;
+mod dedicated;
 mod error;
 mod export;
 mod frame;
+mod fully_shard;
 mod hook;
 mod hooked;
 mod inspect;
@@ -26,17 +30,21 @@ mod parameter;
 mod quiet;
 mod report;
 mod route;
+mod rules;
 mod runtime;
 mod select;
+mod setup;
 mod step;
 mod transport;
 mod values;
 
 pub use config::{MuonConfig, NonFinite, Rates};
 pub use context::initialize;
-pub use dedicate::{Dedicate, Dedicated, ReplicatePublish};
+pub use dedicate::Dedicate;
+pub use dedicated::Dedicated;
 pub use dmuon_core::update::{AdamW, UpdateScale};
 pub use error::{Error, Result};
+pub use fully_shard::FullyShard;
 pub use hooked::{Boundary, Hooked};
 pub use inspect::ParameterInfo;
 pub use io::{BoundaryIo, TensorMap};
@@ -45,4 +53,6 @@ pub use orthogonalize::Arithmetic;
 pub use parameter::{MatrixLayout, MatrixView};
 pub use report::{MatrixUpdate, StepReport};
 pub use route::{Route, RouteEntry, RouteReport};
+pub use rules::Rule;
 pub use select::Matrices;
+pub use setup::ReplicatePublish;

@@ -1,8 +1,9 @@
 //! The optimizer of a dedicated model: Muon on the matrices this rank owns, AdamW on the rest.
 
+use crate::binding::runtime_of;
 use crate::config::{MuonConfig, NonFinite, Rates};
 use crate::control::digest;
-use crate::dedicate::Dedicated;
+use crate::dedicated::Dedicated;
 use crate::error::{Error, Result};
 use crate::ops::Place;
 use crate::orthogonalize::Orthogonalizer;
@@ -18,7 +19,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use dmuon_core::newton_schulz::{Band, NumericsError};
 use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, RmsVerdict, rms};
-use dmuon_core::{Buffer, EventKind, OpKind};
+use dmuon_core::{Buffer, EventKind, Holder, OpKind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -45,7 +46,7 @@ pub struct Muon {
     /// Digest of what must be alike on every rank.
     settings: u64,
     report: StepReport,
-    traffic: [u64; 3],
+    traffic: [u64; 5],
 }
 
 /// What the optimizer remembers of one parameter.
@@ -97,6 +98,9 @@ impl Muon {
         let started = Instant::now();
         let rates = rates.into().checked()?;
         self.runtime.check_accumulated()?;
+        if runtime_of(&model).is_some_and(|runtime| !Arc::ptr_eq(&runtime, &self.runtime)) {
+            return Err(Error::OtherHandle);
+        }
         let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
         let mut findings = gradients.examine(&self.runtime);
         findings.terms.rates = [rates.muon, rates.adamw];
@@ -147,14 +151,17 @@ impl Muon {
         runtime.recorder().mark(EventKind::OwnerStep, runtime.unit_name(unit));
         let mut buffer = runtime.spare(unit, pack);
         for &index in runtime.in_pack(unit, pack) {
-            let Place { storage, slot } = runtime.place(index, published.clone());
+            let held = runtime.held_place(index, published.clone());
+            let Some(Place { storage, slot }) = held else { continue };
             let weight = &mut buffer.as_f32_mut()[slot.range()];
             weight.copy_from_slice(storage.slot(&slot));
             let Some(gradient) = gradients.get(index) else { continue };
             let parameter = runtime.parameter(index);
             match parameter.route {
                 Route::Frozen => {}
-                Route::Replicated => self.adamw(index, rates.adamw, weight, gradient)?,
+                Route::AdamWOwned | Route::AdamWSharded | Route::Replicated => {
+                    self.adamw(index, rates.adamw, weight, gradient)?
+                }
                 Route::Muon => {
                     let device = gradients.device();
                     self.muon(index, parameter, rates.muon, weight, gradient, device)?;
@@ -235,20 +242,23 @@ impl Muon {
     /// The recorder's counters may have been reset since.
     fn count_traffic(&mut self) {
         let now = traffic(&self.runtime);
-        let [broadcast, reduce, all_reduce] =
-            [0, 1, 2].map(|op| now[op].saturating_sub(self.traffic[op]));
+        let [broadcast, reduce, all_reduce, all_gather, reduce_scatter] =
+            [0, 1, 2, 3, 4].map(|op| now[op].saturating_sub(self.traffic[op]));
         self.traffic = now;
         self.report.broadcast_bytes = broadcast;
         self.report.reduce_bytes = reduce;
         self.report.all_reduce_bytes = all_reduce;
+        self.report.all_gather_bytes = all_gather;
+        self.report.reduce_scatter_bytes = reduce_scatter;
         self.report.wait_seconds = self.runtime.take_waited().as_secs_f64();
     }
 }
 
-/// Payload this rank has moved so far: broadcasts received, reduces and all-reduces sent.
-fn traffic(runtime: &Runtime) -> [u64; 3] {
+/// Payload this rank has moved so far: received by broadcasts and all-gathers, sent by the others.
+fn traffic(runtime: &Runtime) -> [u64; 5] {
+    use OpKind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
     let counters = runtime.recorder().counters();
-    [OpKind::Broadcast, OpKind::Reduce, OpKind::AllReduce].map(|op| counters.op(op).payload_bytes)
+    [Broadcast, Reduce, AllReduce, AllGather, ReduceScatter].map(|op| counters.op(op).payload_bytes)
 }
 
 /// The averaged gradients of the parameters this rank holds, on the host.
@@ -295,21 +305,24 @@ impl HeldGradients {
 
     fn examine(&self, runtime: &Runtime) -> Findings {
         let mut findings = Findings::default();
-        let mut replicated = Vec::new();
+        let (mut replicated, mut sharded) = (Vec::new(), Vec::new());
         for index in 0..self.slices.len() {
             let Some(gradient) = self.get(index) else { continue };
-            if !runtime.is_owned(index) {
-                replicated.extend((index as u64).to_le_bytes());
+            match runtime.holder(index) {
+                Holder::Owner(_) => {}
+                Holder::Shards => sharded.extend((index as u64).to_le_bytes()),
+                Holder::Everyone => replicated.extend((index as u64).to_le_bytes()),
             }
             let mean_square = rms(gradient).powi(2);
             if !mean_square.is_finite() {
                 findings.non_finite.get_or_insert(index);
             }
-            if runtime.speaks_for(index) {
+            if runtime.counts(index) {
                 findings.sum_of_squares += mean_square * gradient.len() as f64;
             }
         }
         findings.terms.gradients = digest(&replicated);
+        findings.terms.sharded_gradients = digest(&sharded);
         findings
     }
 }
@@ -337,7 +350,7 @@ impl ModuleVisitor for TakeHeld<'_> {
             self.failure.get_or_insert(Error::StaleWeight { rank, parameter });
         }
         let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
-        let expected = self.runtime.parameter(index).shape.iter().product();
+        let expected = self.runtime.held_slot(index).map_or(0, |slot| slot.num_elems);
         let found = gradient.shape().num_elements();
         if found != expected {
             let parameter = self.runtime.name(index);

@@ -31,6 +31,11 @@ pub struct StepReport {
     pub reduce_bytes: u64,
     /// Gradients of other parameters averaged since the last step, payload in bytes.
     pub all_reduce_bytes: u64,
+    /// Parts of sharded weights received since the last step, payload in bytes.
+    pub all_gather_bytes: u64,
+    /// Gradients of sharded parameters sent to whoever holds the part since the last step, payload
+    /// in bytes.
+    pub reduce_scatter_bytes: u64,
     /// Time spent waiting for weights and gradients since the last step, in seconds.
     pub wait_seconds: f64,
     /// Time this rank spent in the step itself, in seconds.

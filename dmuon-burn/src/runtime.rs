@@ -1,22 +1,25 @@
 //! One rank's runtime of one dedicated model: what hooks call, turned into exchange of packed buffers.
 
-use crate::dedicate::ReplicatePublish;
+use crate::blueprint::Blueprint;
 use crate::error::{Error, Result};
 use crate::hook::{Averaged, Fetch, Run};
+use crate::inspect::ParameterInfo;
 use crate::ops::Place;
 use crate::parameter::Parameter;
-use crate::route::Route;
+use crate::route::{Route, RouteReport};
+use crate::setup::{ReplicatePublish, Setup};
 use crate::transport::PackStorage;
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use dmuon_core::{
-    Buffer, Exchange, ExchangeOptions, HeldPack, Holder, Holding, Mesh, PackView, Pass, Rank,
-    Recorder, ReducedPack, Unit, World,
+    Address, Buffer, Coordinate, Exchange, HeldPack, Holder, Holding, Mesh, PackView, PackedLayout,
+    Pass, Rank, Recorder, ReducedPack, ShardLayout, Slot, Unit, World,
 };
-use dmuon_partition::Mode;
+use dmuon_partition::{Mode, Plan};
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -31,11 +34,15 @@ pub(crate) enum Keeps {
 
 /// Shared by a dedicated model's parameters, its tapes, and its optimizer.
 pub(crate) struct Runtime {
-    mesh: Mesh,
-    mode: Mode,
-    replicate_publish: ReplicatePublish,
+    setup: Setup,
+    /// The parameters as they were found, in case more of the model is distributed.
+    found: Vec<ParameterInfo>,
+    plan: Plan,
+    routes: RouteReport,
     units: Arc<[Unit]>,
     parameters: Vec<Parameter>,
+    /// By parameter: what this rank holds of it, in its own buffer of the pack.
+    held: Vec<Option<Slot>>,
     by_id: HashMap<ParamId, usize>,
     /// `by_slot[unit][pack][slot]`: index of the parameter.
     by_slot: Vec<Vec<Vec<usize>>>,
@@ -63,13 +70,8 @@ struct State {
 }
 
 impl Runtime {
-    pub(crate) fn new(
-        mesh: &Mesh,
-        units: Vec<Unit>,
-        parameters: Vec<Parameter>,
-        options: ExchangeOptions,
-        replicate_publish: ReplicatePublish,
-    ) -> Self {
+    pub(crate) fn new(setup: Setup, found: Vec<ParameterInfo>, blueprint: Blueprint) -> Self {
+        let Blueprint { plan, units, order, parameters, routes } = blueprint;
         let slots = |unit: &Unit| {
             unit.packs.iter().map(|pack| vec![usize::MAX; pack.layout.slots().len()]).collect()
         };
@@ -78,13 +80,18 @@ impl Runtime {
             by_slot[address.unit][address.pack][address.slot] = index;
         }
         let by_id = parameters.iter().enumerate().map(|(index, p)| (p.id, index)).collect();
-        let exchange = Exchange::new(mesh, units, options);
+        let mut exchange = Exchange::new(&setup.mesh, units, setup.options);
+        exchange.plan_order(&order);
         let num_parameters = parameters.len();
+        let units = exchange.units().clone();
+        let held = parameters.iter().map(|parameter| held(&setup.mesh, &units, parameter));
         Self {
-            mesh: mesh.clone(),
-            mode: options.mode,
-            replicate_publish,
-            units: exchange.units().clone(),
+            held: held.collect(),
+            setup,
+            found,
+            plan,
+            routes,
+            units,
             by_id,
             by_slot,
             state: Mutex::new(State {
@@ -102,12 +109,28 @@ impl Runtime {
         }
     }
 
+    pub(crate) fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    pub(crate) fn found(&self) -> &[ParameterInfo] {
+        &self.found
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(crate) fn routes(&self) -> &RouteReport {
+        &self.routes
+    }
+
     pub(crate) fn mesh(&self) -> &Mesh {
-        &self.mesh
+        &self.setup.mesh
     }
 
     pub(crate) fn world(&self) -> &World {
-        self.mesh.world()
+        self.mesh().world()
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -119,7 +142,7 @@ impl Runtime {
     }
 
     pub(crate) fn mode(&self) -> Mode {
-        self.mode
+        self.setup.options.mode
     }
 
     pub(crate) fn units(&self) -> &[Unit] {
@@ -148,31 +171,94 @@ impl Runtime {
         &self.by_slot[unit][pack]
     }
 
-    /// Whether the parameter has one owner.
-    pub(crate) fn is_owned(&self, parameter: usize) -> bool {
-        self.parameters[parameter].holder != Holder::Everyone
+    pub(crate) fn holder(&self, parameter: usize) -> Holder {
+        self.parameters[parameter].holder
+    }
+
+    /// Whether the parameter's weight travels: no rank but an owner has all of it by itself.
+    pub(crate) fn moves(&self, parameter: usize) -> bool {
+        self.holder(parameter) != Holder::Everyone
     }
 
     /// Whether this rank is its owner.
     pub(crate) fn owns(&self, parameter: usize) -> bool {
-        self.parameters[parameter].holder.owner() == Some(self.mesh.coordinate())
+        self.holder(parameter).owner() == Some(self.mesh().coordinate())
     }
 
-    /// Whether this rank stands for the parameter where exactly one must, as for initial values and
-    /// norms: its owner, or rank 0 for what everyone holds.
-    pub(crate) fn speaks_for(&self, parameter: usize) -> bool {
-        self.owns(parameter) || (!self.is_owned(parameter) && self.rank() == Rank(0))
+    /// What this rank holds of the parameter between passes and updates: all of it, a piece, or
+    /// nothing.
+    pub(crate) fn held_slot(&self, parameter: usize) -> Option<&Slot> {
+        self.held[parameter].as_ref()
     }
 
-    /// The packs that this rank updates, in plan order: what it owns and what everyone holds.
+    /// The rank whose initial values count: the owner, rank 0 for what everyone holds; what is
+    /// sharded is spread over ranks by unit, so that none draws all of it.
+    pub(crate) fn provider(&self, Address { unit, pack, .. }: Address) -> Rank {
+        match self.units[unit].packs[pack].holder {
+            Holder::Owner(owner) => self.mesh().shape().rank(owner),
+            Holder::Shards => Rank(unit % self.world().size()),
+            Holder::Everyone => Rank(0),
+        }
+    }
+
+    /// Whether this rank's initial values of the parameter count.
+    pub(crate) fn provides(&self, parameter: usize) -> bool {
+        self.provider(self.parameters[parameter].address) == self.rank()
+    }
+
+    /// Whether this rank counts what it holds of the parameter where every element counts once, as
+    /// in norms.
+    pub(crate) fn counts(&self, parameter: usize) -> bool {
+        match self.holder(parameter) {
+            Holder::Owner(_) => self.owns(parameter),
+            Holder::Shards => self.mesh().coordinate().replicate == 0,
+            Holder::Everyone => self.rank() == Rank(0),
+        }
+    }
+
+    /// The slot of the whole parameter in its pack.
+    pub(crate) fn whole_slot(&self, parameter: usize) -> &Slot {
+        let Address { unit, pack, slot } = self.parameters[parameter].address;
+        &self.units[unit].packs[pack].layout.slots()[slot]
+    }
+
+    /// Which of the parameter's elements this rank holds.
+    pub(crate) fn held_elems(&self, parameter: usize) -> Range<usize> {
+        let whole = self.whole_slot(parameter);
+        let Some(held) = self.held_slot(parameter) else { return 0..0 };
+        if self.holder(parameter) != Holder::Shards {
+            return 0..whole.num_elems;
+        }
+        let Address { unit, pack, .. } = self.parameters[parameter].address;
+        let layout = &self.units[unit].packs[pack].layout;
+        let piece = ShardLayout::new(layout, self.mesh().shape().shard())
+            .piece(whole, self.mesh().coordinate().shard);
+        debug_assert_eq!(piece.len(), held.num_elems);
+        piece
+    }
+
+    /// The packs that no rank owns, in plan order, with their layouts.
+    pub(crate) fn unowned_packs(&self) -> impl Iterator<Item = (usize, usize, &PackedLayout)> {
+        let packs = |(unit, Unit { packs, .. }): (usize, &'_ Unit)| (unit, packs.len());
+        let numbers = self.units.iter().enumerate().map(packs);
+        let numbers = numbers.flat_map(|(unit, num)| (0..num).map(move |pack| (unit, pack)));
+        numbers.filter_map(|(unit, pack)| {
+            let pack_info = &self.units[unit].packs[pack];
+            pack_info.holder.owner().is_none().then_some((unit, pack, &pack_info.layout))
+        })
+    }
+
+    /// The packs that this rank updates, in plan order: what it owns, its parts, and what everyone
+    /// holds.
     pub(crate) fn held_packs(&self) -> impl Iterator<Item = (usize, usize)> {
         let held = self.kept_packs().filter(|(.., keeps)| *keeps == Keeps::Updates);
         held.map(|(unit, pack, _)| (unit, pack))
     }
 
-    /// The packs that this rank has between passes, in plan order: its column's and everyone's.
+    /// The packs that this rank has between passes, in plan order: its column's, its parts and
+    /// everyone's.
     pub(crate) fn kept_packs(&self) -> impl Iterator<Item = (usize, usize, Keeps)> {
-        let at = self.mesh.coordinate();
+        let at = self.mesh().coordinate();
         let keeps = move |holder: Holder| match holder.owner() {
             None => Some(Keeps::Updates),
             Some(owner) if owner == at => Some(Keeps::Updates),
@@ -188,7 +274,7 @@ impl Runtime {
 
     /// Whether backward fetches the weight again rather than the tape keeping it.
     pub(crate) fn refetches(&self, parameter: usize) -> bool {
-        self.mode == Mode::Z3 && self.is_owned(parameter)
+        self.mode() == Mode::Z3 && self.moves(parameter)
     }
 
     pub(crate) fn version(&self) -> u64 {
@@ -219,7 +305,7 @@ impl Runtime {
 
     /// Takes part in an evaluation's read of the parameter, on a rank that needs no values.
     pub(crate) fn read(&self, parameter: usize) -> Result<()> {
-        if self.is_owned(parameter) {
+        if self.moves(parameter) {
             let address = self.parameters[parameter].address;
             let pass = Pass::Evaluation;
             self.lock().exchange.weights(address.unit, address.pack, false, pass)?;
@@ -227,17 +313,22 @@ impl Runtime {
         Ok(())
     }
 
-    /// The parameter's place in `storage`.
+    /// The whole parameter's place in `storage`, which is all of its pack.
     pub(crate) fn place(&self, parameter: usize, storage: PackStorage) -> Place {
-        let address = self.parameters[parameter].address;
-        let layout = &self.units[address.unit].packs[address.pack].layout;
-        Place { storage, slot: layout.slots()[address.slot].clone() }
+        Place { storage, slot: self.whole_slot(parameter).clone() }
     }
 
-    /// Where the parameter's published values are, on a rank that makes them.
+    /// The place of what this rank holds of the parameter in `storage`, which is this rank's buffer
+    /// of the pack.
+    pub(crate) fn held_place(&self, parameter: usize, storage: PackStorage) -> Option<Place> {
+        Some(Place { storage, slot: self.held_slot(parameter)?.clone() })
+    }
+
+    /// Where the values published last are that this rank holds.
     pub(crate) fn published_place(&self, parameter: usize) -> Option<Place> {
         let address = self.parameters[parameter].address;
-        Some(self.place(parameter, self.published(address.unit, address.pack)?))
+        self.held_slot(parameter)?;
+        self.held_place(parameter, self.published(address.unit, address.pack)?)
     }
 
     /// The storage of a pack this rank holds.
@@ -309,19 +400,14 @@ impl Runtime {
         self.lock().met[parameter] = true;
     }
 
-    pub(crate) fn add_gradient(
-        &self,
-        parameter: usize,
-        leaf: NodeId,
-        write: impl FnOnce(&mut [f32], bool),
-    ) -> Result<()> {
+    pub(crate) fn add_gradient(&self, parameter: usize, leaf: NodeId, elems: &[f32]) -> Result<()> {
         let Parameter { address, route, .. } = &self.parameters[parameter];
         if *route == Route::Frozen {
             return Err(self.fail(Error::Unfrozen { parameter: self.name(parameter) }));
         }
         let mut state = self.lock();
         state.leaves[parameter] = Some(leaf);
-        state.exchange.add_gradient(*address, write);
+        state.exchange.add_gradient(*address, elems);
         Ok(())
     }
 
@@ -369,8 +455,10 @@ impl Runtime {
             for (&parameter, &num_ranks) in
                 self.in_pack(pack.unit, pack.pack).iter().zip(&pack.num_ranks)
             {
-                if num_ranks > 0 {
-                    averaged.push((parameter, self.place(parameter, storage.clone())));
+                if num_ranks > 0
+                    && let Some(place) = self.held_place(parameter, storage.clone())
+                {
+                    averaged.push((parameter, place));
                 }
             }
         }
@@ -404,7 +492,7 @@ impl Runtime {
     }
 
     pub(crate) fn publish_policy(&self) -> ReplicatePublish {
-        self.replicate_publish
+        self.setup.publish
     }
 
     /// Drops this rank's copies of other ranks' weights.
@@ -433,10 +521,9 @@ impl Runtime {
         self.lock().leaves[parameter] = leaf;
     }
 
-    /// The parameters this rank updates.
+    /// Whether this rank updates the parameter, or a piece of it.
     pub(crate) fn trains(&self, parameter: usize) -> bool {
-        self.parameters[parameter].route != Route::Frozen
-            && (!self.is_owned(parameter) || self.owns(parameter))
+        self.parameters[parameter].route != Route::Frozen && self.held_slot(parameter).is_some()
     }
 
     pub(crate) fn defer_replicate(&self, deferred: bool) {
@@ -463,10 +550,25 @@ impl Runtime {
         self.lock().exchange.plan_reads(reads);
     }
 
+    /// Units in the order in which this rank's forward touched them since the last call.
+    pub(crate) fn take_order(&self) -> Vec<usize> {
+        self.lock().exchange.take_order()
+    }
+
+    pub(crate) fn plan_order(&self, touched: &[usize]) {
+        self.lock().exchange.plan_order(touched);
+    }
+
     // ---- set-up and export
 
     pub(crate) fn keep_mapper(&self, parameter: usize, mapper: Box<dyn Any + Send>) {
         self.lock().mappers[parameter] = Some(mapper);
+    }
+
+    /// Keeps the mappings that `before` kept.
+    pub(crate) fn inherit_mapper(&self, before: &Runtime, parameter: usize) {
+        let mapper = before.lock().mappers[parameter].take();
+        self.lock().mappers[parameter] = mapper;
     }
 
     pub(crate) fn mapper<T: Clone + 'static>(&self, parameter: usize) -> Option<T> {
@@ -476,6 +578,30 @@ impl Runtime {
     /// State changes are made before or after, never around, a call that can unwind.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the rank at this place of the mesh holds of a parameter.
+fn held(mesh: &Mesh, units: &[Unit], parameter: &Parameter) -> Option<Slot> {
+    let Parameter { address, holder, .. } = parameter;
+    let layout = &units[address.unit].packs[address.pack].layout;
+    let slot = layout.slots()[address.slot].clone();
+    let at: Coordinate = mesh.coordinate();
+    match holder {
+        Holder::Owner(owner) => (*owner == at).then_some(slot),
+        Holder::Everyone => Some(slot),
+        Holder::Shards => {
+            let shards = ShardLayout::new(layout, mesh.shape().shard());
+            let piece = shards.piece(&slot, at.shard);
+            if piece.is_empty() {
+                return None;
+            }
+            // Burn's tensors have a fixed number of dimensions: a piece lies along the last.
+            let mut shape = vec![1; slot.shape.len()];
+            shape.last_mut().into_iter().for_each(|last| *last = piece.len());
+            let offset = shards.offset_in_part(&slot, at.shard);
+            Some(Slot { shape, offset, num_elems: piece.len(), ..slot })
+        }
     }
 }
 
@@ -491,7 +617,7 @@ impl fmt::Debug for Runtime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Runtime")
             .field("rank", &self.rank())
-            .field("mode", &self.mode)
+            .field("mode", &self.mode())
             .field("parameters", &self.parameters.len())
             .finish_non_exhaustive()
     }

@@ -23,7 +23,7 @@ pub(crate) struct Findings {
     pub(crate) terms: Terms,
 }
 
-/// What must be alike on every rank, or what everyone holds would drift apart.
+/// What must be alike on every rank, or what several ranks hold would drift apart.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) rates: [f64; 2],
@@ -33,14 +33,20 @@ pub(crate) struct Terms {
     pub(crate) gradients: u64,
     /// Digest of replicated values, where they were changed outside.
     pub(crate) values: u64,
+    /// The same two of pieces of sharded parameters; alike on ranks that hold the same parts.
+    pub(crate) sharded_gradients: u64,
+    pub(crate) sharded_values: u64,
 }
 
 impl Terms {
-    const LEN: usize = 5;
+    const LEN: usize = 7;
+    /// The first of the terms that are compared between replicas only.
+    const SHARDED: usize = 5;
 
     fn to_bits(self) -> [u64; Self::LEN] {
         let [muon, adamw] = self.rates.map(f64::to_bits);
-        [muon, adamw, self.settings, self.gradients, self.values]
+        let Self { settings, gradients, values, sharded_gradients, sharded_values, .. } = self;
+        [muon, adamw, settings, gradients, values, sharded_gradients, sharded_values]
     }
 
     /// What the term is, for an error.
@@ -50,12 +56,14 @@ impl Terms {
             1 => format!("an adamw learning rate of {}", f64::from_bits(bits)),
             2 => format!("optimizer settings {bits:016x}"),
             3 => format!("gradients of replicated parameters {bits:016x}"),
-            _ => format!("values of replicated parameters {bits:016x}"),
+            4 => format!("values of replicated parameters {bits:016x}"),
+            5 => format!("gradients of sharded parameters {bits:016x}"),
+            _ => format!("values of sharded parameters {bits:016x}"),
         }
     }
 }
 
-/// Shares findings, and plans the next step's backward broadcasts from what backward read.
+/// Shares findings, and plans the next step's broadcasts from what this one's passes touched.
 ///
 /// # Collective
 /// Every rank of the world.
@@ -64,40 +72,67 @@ impl Terms {
 /// [`Error::StepsDiffer`] on every rank, or a group has failed.
 pub(crate) fn agree(runtime: &Runtime, findings: &Findings) -> Result<Agreement> {
     let reads = runtime.take_reads();
-    let index = findings.non_finite.map_or(u64::MAX, |index| index as u64);
-    let head = [index, findings.sum_of_squares.to_bits()];
-    let words = head.into_iter().chain(findings.terms.to_bits());
-    let mut part: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-    part.extend(reads.iter().map(|&read| u8::from(read)));
+    let part = findings.to_bytes(&reads, &order(runtime));
     let parts = gather(runtime.world(), "agreement on the step", &part)?;
     let mut agreement = Agreement { non_finite: None, sum_of_squares: 0.0 };
     let mut any_read = vec![false; reads.len()];
+    let mut orders: Vec<Vec<usize>> = Vec::new();
     for (rank, part) in parts.iter().enumerate() {
         let (index, rest) = split_u64(part);
         let (squares, rest) = split_u64(rest);
-        let reads = same_terms(runtime, Rank(rank), &parts[0], rest)?;
+        let (reads, order) = same_terms(runtime, Rank(rank), &parts, rest)?.split_at(reads.len());
         if index != u64::MAX && agreement.non_finite.is_none() {
             agreement.non_finite = Some((Rank(rank), index as usize));
         }
         agreement.sum_of_squares += f64::from_bits(squares);
         any_read.iter_mut().zip(reads).for_each(|(any, &read)| *any |= read != 0);
+        // Of the longest, the last rank's: any will do that is alike everywhere.
+        orders.push(touched(order));
     }
     runtime.plan_reads(any_read);
+    runtime.plan_order(&orders.into_iter().max_by_key(Vec::len).unwrap_or_default());
     Ok(agreement)
 }
 
-/// Compares a rank's terms with rank 0's; returns what follows them.
+/// The units in the order in which this rank's forward touched them, one number a unit.
+fn order(runtime: &Runtime) -> Vec<u8> {
+    let mut order: Vec<u32> = runtime.take_order().iter().map(|&unit| unit as u32).collect();
+    order.resize(runtime.units().len(), u32::MAX);
+    order.iter().flat_map(|unit| unit.to_le_bytes()).collect()
+}
+
+/// Reads what [`order`] wrote.
+fn touched(order: &[u8]) -> Vec<usize> {
+    let units = order.chunks_exact(size_of::<u32>()).map(from_le_bytes);
+    units.filter(|&unit| unit != u64::from(u32::MAX)).map(|unit| unit as usize).collect()
+}
+
+impl Findings {
+    fn to_bytes(&self, reads: &[bool], order: &[u8]) -> Vec<u8> {
+        let index = self.non_finite.map_or(u64::MAX, |index| index as u64);
+        let head = [index, self.sum_of_squares.to_bits()];
+        let words = head.into_iter().chain(self.terms.to_bits());
+        let mut part: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        part.extend(reads.iter().map(|&read| u8::from(read)));
+        part.extend(order);
+        part
+    }
+}
+
+/// Compares a rank's terms with rank 0's, or with those of the first rank that holds the same
+/// parts; returns what follows them.
 fn same_terms<'a>(
     runtime: &Runtime,
     rank: Rank,
-    first: &[u8],
+    parts: &[Vec<u8>],
     mut rest: &'a [u8],
 ) -> Result<&'a [u8]> {
-    let mut first = &first[2 * size_of::<u64>()..];
+    let first_with_same_parts = rank.0 % runtime.mesh().shape().shard();
     for term in 0..Terms::LEN {
-        let (ours, after) = split_u64(first);
-        let (theirs, after_theirs) = split_u64(rest);
-        (first, rest) = (after, after_theirs);
+        let other = if term < Terms::SHARDED { 0 } else { first_with_same_parts };
+        let (ours, _) = split_u64(&parts[other][(2 + term) * size_of::<u64>()..]);
+        let (theirs, after) = split_u64(rest);
+        rest = after;
         if ours != theirs {
             runtime.release()?;
             let [ours, theirs] = [ours, theirs].map(|bits| Terms::describe(term, bits));

@@ -49,8 +49,8 @@ pub(crate) trait Transport: Backend {
     /// Whether `tensor` is the slot's very memory rather than equal numbers elsewhere.
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
 
-    /// Writes (`first`) or adds the tensor's elements, in row-major order, to `out`.
-    fn gather(tensor: FloatTensor<Self>, out: &mut [f32], first: bool);
+    /// The tensor's elements on the host.
+    fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
 }
 
 impl Transport for Flex {
@@ -67,20 +67,8 @@ impl Transport for Flex {
             && tensor.shape().num_elements() == slot.num_elems
     }
 
-    fn gather(tensor: FloatTensor<Self>, out: &mut [f32], first: bool) {
-        let tensor = tensor.to_contiguous();
-        let Some(elems) = tensor.as_slice::<f32>() else {
-            unreachable!("a contiguous f32 tensor is one slice");
-        };
-        write_or_add(elems, out, first);
-    }
-}
-
-fn write_or_add(elems: &[f32], out: &mut [f32], first: bool) {
-    if first {
-        out.copy_from_slice(elems);
-    } else {
-        out.iter_mut().zip(elems).for_each(|(out, elem)| *out += elem);
+    fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
+        HostSlice::Shared(tensor.to_contiguous())
     }
 }
 
@@ -113,7 +101,7 @@ impl HostSlice {
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let tensor = tensor.without_autodiff();
         match tensor.clone().try_into_primitive::<Flex>() {
-            Ok(primitive) => Self::Shared(primitive.to_contiguous()),
+            Ok(primitive) => Flex::to_host(primitive),
             Err(_) => Self::Copied(tensor.into_data().iter::<f32>().collect()),
         }
     }

@@ -257,9 +257,9 @@ impl<V: PackView> Exchange<V> {
         self.schedule.take_order()
     }
 
-    /// Sets the order in which units run, as far as it is known; alike on every rank.
-    pub fn plan_order(&mut self, order: Vec<usize>) {
-        self.schedule.plan_order(order);
+    /// Makes the units of `touched` run in that order; alike on every rank, and between steps.
+    pub fn plan_order(&mut self, touched: &[usize]) {
+        self.schedule.plan_order(touched);
     }
 
     /// Packs that were held past their release in a training forward since the last call.

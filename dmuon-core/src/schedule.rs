@@ -90,8 +90,8 @@ impl Schedule {
             mode,
             prefetch,
             placements: placements.to_vec(),
-            order: Vec::new(),
-            position: Vec::new(),
+            order: (0..num_units).collect(),
+            position: vec![0; num_units],
             reduce_order: Vec::new(),
             unsharded: vec![false; num_units],
             forward_cursor: 0,
@@ -101,7 +101,7 @@ impl Schedule {
             reads: vec![true; num_units],
             read_now: vec![false; num_units],
         };
-        schedule.plan_order((0..num_units).collect());
+        schedule.plan_order(&[]);
         schedule
     }
 
@@ -217,14 +217,16 @@ impl Schedule {
         std::mem::take(&mut self.touched)
     }
 
-    /// Sets the running order, alike on every rank and between steps. Units that `first` leaves
-    /// out follow in the order they had.
-    pub fn plan_order(&mut self, first: Vec<usize>) {
-        let rest = std::mem::take(&mut self.order);
-        let rest = rest.into_iter().filter(|unit| !first.contains(unit));
-        self.order = first.iter().copied().chain(rest).collect();
-        debug_assert_eq!(self.order.len(), self.placements.len());
-        self.position = vec![0; self.order.len()];
+    /// Makes the units of `touched` run in that order; units it leaves out keep their positions.
+    /// Alike on every rank, and between steps.
+    pub fn plan_order(&mut self, touched: &[usize]) {
+        // A unit that nobody touched this time may be touched the next, and where it was.
+        let mut in_order = touched.iter().copied();
+        let next = |unit: &usize| match touched.contains(unit) {
+            true => in_order.next().unwrap_or(*unit),
+            false => *unit,
+        };
+        self.order = self.order.iter().map(next).collect();
         for (position, &unit) in self.order.iter().enumerate() {
             self.position[unit] = position;
         }
@@ -565,7 +567,7 @@ mod tests {
         assert_eq!(unshards(&wasteful), [0, 1, 2, 0, 1]);
         let order = schedule.take_order();
         assert_eq!(order, touched);
-        schedule.plan_order(order);
+        schedule.plan_order(&order);
         let (forward, backward) = step(&mut schedule, &touched);
         assert_eq!(unshards(&forward), touched);
         assert_eq!(unshards(&backward), [1, 0, 2]);
@@ -573,11 +575,13 @@ mod tests {
     }
 
     #[test]
-    fn units_that_the_order_leaves_out_keep_their_places_at_the_end() {
+    fn units_that_nobody_touched_keep_their_positions() {
         let mut schedule = schedule(Mode::Z2, 0);
-        schedule.plan_order(vec![2]);
-        assert_eq!(schedule.order, [2, 0, 1]);
-        assert_eq!(schedule.position, [1, 2, 0]);
+        for (touched, order) in [(&[1, 2][..], [0, 1, 2]), (&[2, 0], [2, 1, 0]), (&[], [2, 1, 0])] {
+            schedule.plan_order(touched);
+            assert_eq!(schedule.order, order);
+            assert!((0..3).all(|unit| schedule.order[schedule.position[unit]] == unit));
+        }
     }
 
     #[test]

@@ -354,7 +354,7 @@ fn a_model_with_lora_is_refused() {
 
 #[test]
 fn dedicating_twice_is_refused() {
-    misused(Mode::Z2, &["\"stem.weight\"", "reparameterization"], |net, dedicated, _, _| {
+    misused(Mode::Z2, &["\"stem.weight\"", "already"], |net, dedicated, _, _| {
         Dedicate::new(dedicated.mesh()).apply(net).map(drop)
     });
 }

@@ -10,6 +10,7 @@ mod hsdp;
 mod layers;
 mod memory;
 mod programs;
+mod sharded;
 mod steps;
 mod support;
 mod traffic;

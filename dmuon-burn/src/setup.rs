@@ -1,0 +1,156 @@
+//! Setting a model up: from a request to parameters that are views of published buffers.
+
+use crate::binding::binding;
+use crate::blueprint::{Blueprint, Request};
+use crate::control::{Description, agree, barrier};
+use crate::error::{Error, Result};
+use crate::inspect::ParameterInfo;
+use crate::runtime::Runtime;
+use crate::values::{Buffers, Recut, Take, publish};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use dmuon_core::{Address, Buffer, Call, Element, ExchangeOptions, Mesh, Op, Rank};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// When a step waits for new weights to reach the other replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplicatePublish {
+    /// Not at all: each boundary's are awaited when the next forward enters it.
+    #[default]
+    Async,
+    /// At the end of the step.
+    Sync,
+}
+
+/// Everything that a model is distributed by.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) mesh: Mesh,
+    pub(crate) request: Request,
+    pub(crate) options: ExchangeOptions,
+    pub(crate) publish: ReplicatePublish,
+}
+
+impl Setup {
+    /// Plans, checks that all ranks agree, and distributes a plain model.
+    ///
+    /// # Collective
+    /// Every rank, with the same model and the same request.
+    pub(crate) fn apply<M: Module>(
+        self,
+        model: M,
+        found: Vec<ParameterInfo>,
+    ) -> Result<(M, Arc<Runtime>)> {
+        let runtime = self.runtime(found)?;
+        initialize_in_turn(&runtime, &model)?;
+        let model = attach(&runtime, model)?;
+        Ok((model, runtime))
+    }
+
+    /// The same for a model that has been distributed before, and whose values are kept.
+    ///
+    /// # Collective
+    /// Every rank, with the same model and the same request.
+    pub(crate) fn apply_again<M: Module>(
+        self,
+        model: M,
+        before: &Runtime,
+    ) -> Result<(M, Arc<Runtime>)> {
+        before.release()?;
+        let runtime = self.runtime(before.found().to_vec())?;
+        let held = Recut::values(before, &runtime, &model)?;
+        let rebind = || model.map(&mut Recut::guard(before, &runtime));
+        let model = binding(&runtime, rebind).map_err(|units| spans(&runtime, &units))?;
+        let model = publish_first(&runtime, held, model)?;
+        Ok((model, runtime))
+    }
+
+    fn runtime(self, found: Vec<ParameterInfo>) -> Result<Arc<Runtime>> {
+        let blueprint = Blueprint::draw(&self.request, found.clone())?;
+        agree(self.mesh.world(), &self.describe(&blueprint))?;
+        for rule in &blueprint.routes.unmatched {
+            tracing::warn!("the rule \"{rule}\" matches no parameter that it may decide about");
+        }
+        Ok(Arc::new(Runtime::new(self, found, blueprint)))
+    }
+
+    fn describe(&self, blueprint: &Blueprint) -> Description {
+        let parameters = blueprint.parameters.iter().zip(&blueprint.routes.entries);
+        let ExchangeOptions { mode, prefetch } = self.options;
+        let hooks =
+            blueprint.units.iter().map(|unit| format!("{}={:?}", unit.name, unit.placement));
+        let routes = parameters.clone().map(|(parameter, entry)| {
+            let detail = format!("{:?}/{:?}", parameter.holder, parameter.matrix).replace(' ', "");
+            format!("{}={}/{detail}", entry.name, entry.route)
+        });
+        let routes = routes.collect::<Vec<_>>().join(" ");
+        Description {
+            parameters: parameters
+                .map(|(parameter, _)| format!("\"{}\" {:?}", parameter.name, parameter.shape))
+                .collect(),
+            dedication: format!(
+                "{mode} prefetch={prefetch} {} {routes}",
+                hooks.collect::<Vec<_>>().join(" ")
+            ),
+        }
+    }
+}
+
+/// Lets ranks initialize what they provide one after the other: threads share Burn's generator.
+fn initialize_in_turn<M: Module>(runtime: &Runtime, model: &M) -> Result<()> {
+    struct Initialize<'a>(&'a Runtime);
+    impl ModuleVisitor for Initialize<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.0.find(param.id).is_some_and(|index| self.0.provides(index)) {
+                let _ = param.base();
+            }
+        }
+    }
+    let world = runtime.world();
+    for turn in 0..world.size() {
+        if world.rank() == Rank(turn) {
+            model.visit(&mut Initialize(runtime));
+        }
+        barrier(world, "initialization in turn")?;
+    }
+    Ok(())
+}
+
+/// Takes the values out of the model, hands out those that no rank owns, and publishes.
+fn attach<M: Module>(runtime: &Arc<Runtime>, model: M) -> Result<M> {
+    let mut take = Take::new(runtime);
+    let attach = || model.apply_reparameterization(&mut take);
+    let model = binding(runtime, attach).map_err(|units| spans(runtime, &units))?;
+    let Take { mut held, provided, not_f32, .. } = take;
+    if !not_f32.is_empty() {
+        return Err(Error::NotF32 { names: not_f32 });
+    }
+    hand_out(runtime, provided, &mut held)?;
+    publish_first(runtime, held, model)
+}
+
+fn publish_first<M: Module>(runtime: &Arc<Runtime>, mut held: Buffers, model: M) -> Result<M> {
+    publish(runtime, |unit, pack| Ok(held.take(unit, pack)), model)
+}
+
+fn spans(runtime: &Runtime, units: &BTreeSet<usize>) -> Error {
+    let name = |&unit: &usize| runtime.unit_name(unit).to_string();
+    Error::HookedSpansBoundaries { boundaries: units.iter().map(name).collect() }
+}
+
+/// Broadcasts the initial values of the packs that no rank owns, from whoever provides them; each
+/// rank keeps what it holds.
+fn hand_out(runtime: &Runtime, mut provided: Buffers, held: &mut Buffers) -> Result<()> {
+    let world = runtime.world();
+    for (unit, pack, layout) in runtime.unowned_packs() {
+        let provider = runtime.provider(Address { unit, pack, slot: 0 });
+        let (op, name) = (Op::Broadcast { root: provider.0 }, runtime.unit_name(unit).clone());
+        let call = Call::new(op, name, Element::F32, layout.weight_elems());
+        let input = provided.take(unit, pack).map(Buffer::freeze);
+        if let Some(whole) = world.group().start(call, input)?.wait(world.deadline())? {
+            held.keep(runtime, (unit, pack), whole.as_f32());
+        }
+    }
+    Ok(())
+}
