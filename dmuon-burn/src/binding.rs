@@ -1,6 +1,7 @@
 //! How `Hooked` modules and parameters learn their runtime while a model is traversed, and tell it.
 //! Changes something during `apply` alone.
 
+use crate::error::Error;
 use crate::hooked::Boundary;
 use crate::runtime::Runtime;
 use burn::module::{Module, ModuleVisitor};
@@ -69,6 +70,17 @@ pub(crate) fn runtime_of<M: Module>(model: &M) -> Option<Arc<Runtime>> {
     SHOWN.set(None);
     model.visit(&mut Nothing);
     SHOWN.take()
+}
+
+/// Checks that the model belongs to `runtime`.
+///
+/// # Errors
+/// [`Error::OtherHandle`]: it was sharded since, or it is another model.
+pub(crate) fn check_handle<M: Module>(runtime: &Arc<Runtime>, model: &M) -> Result<(), Error> {
+    match runtime_of(model) {
+        Some(of_model) if !Arc::ptr_eq(&of_model, runtime) => Err(Error::OtherHandle),
+        _ => Ok(()),
+    }
 }
 
 /// The runtime that a parameter being mapped belongs to from now on, if that changes.

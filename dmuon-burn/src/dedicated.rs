@@ -1,5 +1,6 @@
 //! The handle of a distributed model: what a training loop asks of it besides forward and step.
 
+use crate::binding::check_handle;
 use crate::control;
 use crate::error::{Error, Result};
 use crate::export;
@@ -77,6 +78,7 @@ impl Dedicated {
         model: M,
         mut gradients: GradientsParams,
     ) -> Result<M> {
+        check_handle(&self.runtime, &model)?;
         self.runtime.check_accumulated()?;
         // This rank's loss may not have touched the model at all; others still need it.
         let averages = self.runtime.catch_up()?;
@@ -93,6 +95,7 @@ impl Dedicated {
     /// # Errors
     /// As [`step_with`](Self::step_with).
     pub fn publish<M: Module>(&self, model: M) -> Result<M> {
+        check_handle(&self.runtime, &model)?;
         let mut buffers = collect(&self.runtime, &model)?;
         let terms = Terms {
             values: buffers.digest(&self.runtime, Holder::Everyone),
@@ -117,6 +120,7 @@ impl Dedicated {
         if root.0 >= world_size {
             return Err(Error::NoSuchRank { rank: root, world_size });
         }
+        check_handle(&self.runtime, model)?;
         export::full_model(&self.runtime, model, root)
     }
 

@@ -101,8 +101,8 @@ pub enum Error {
     },
     /// The model belongs to another handle than the optimizer.
     #[error(
-        "the optimizer was made for this model as it was before it was sharded, or for another \
-         model: make it with the handle that came with the model"
+        "the optimizer or handle belongs to this model as it was before it was sharded, or to \
+         another model: use the handle that came with the model, and make the optimizer with it"
     )]
     OtherHandle,
     /// A parameter has another number of elements than this rank holds of it.

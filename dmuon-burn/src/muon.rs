@@ -1,6 +1,6 @@
 //! The optimizer of a dedicated model: Muon on the matrices this rank owns, AdamW on the rest.
 
-use crate::binding::runtime_of;
+use crate::binding::check_handle;
 use crate::config::{MuonConfig, NonFinite, Rates};
 use crate::control::digest;
 use crate::dedicated::Dedicated;
@@ -98,9 +98,7 @@ impl Muon {
         let started = Instant::now();
         let rates = rates.into().checked()?;
         self.runtime.check_accumulated()?;
-        if runtime_of(&model).is_some_and(|runtime| !Arc::ptr_eq(&runtime, &self.runtime)) {
-            return Err(Error::OtherHandle);
-        }
+        check_handle(&self.runtime, &model)?;
         let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
         let mut findings = gradients.examine(&self.runtime);
         findings.terms.rates = [rates.muon, rates.adamw];

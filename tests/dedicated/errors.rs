@@ -8,8 +8,8 @@ use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
 use dmuon::core::launch_each;
 use dmuon::{
-    Dedicate, Dedicated, Error, Hooked, Matrices, Mesh, MeshShape, Mode, Muon, MuonConfig,
-    NonFinite, Rank, Rates, Result, World,
+    BoundaryRule, Dedicate, Dedicated, Error, FullyShard, Hooked, Matrices, Mesh, MeshShape, Mode,
+    Muon, MuonConfig, NonFinite, Rank, Rates, Result, Route, World, catch,
 };
 
 fn net() -> Net {
@@ -483,5 +483,85 @@ fn another_model_is_not_stepped() {
     misused(Mode::Z2, &["stem.", "pass the model that `Dedicate::apply`"], |net, _, muon, rank| {
         let gradients = backward(&net, loss(net.forward(batch(0, rank))));
         muon.step(0.05, self::net(), gradients).map(drop)
+    });
+}
+
+#[test]
+fn the_other_order_of_dedicating_and_sharding_is_refused() {
+    let net = net();
+    all_fail(2, &["already", "`Dedicate`, then `FullyShard`"], |world| {
+        let mesh = Mesh::new(&world)?;
+        let (net, _) = FullyShard::new(&mesh).apply(net.clone().fork(&device()))?;
+        Dedicate::new(&mesh).apply(net).map(drop)
+    });
+    all_fail(2, &["apply `FullyShard` once"], |world| {
+        let mesh = Mesh::new(&world)?;
+        let (net, _) = FullyShard::new(&mesh).apply(net.clone().fork(&device()))?;
+        FullyShard::new(&mesh).apply(net).map(drop)
+    });
+}
+
+#[test]
+fn sharding_that_contradicts_the_dedicated_model_is_refused() {
+    let net = net();
+    let contradicts = |parts: &[&str], shard: fn(FullyShard) -> FullyShard| {
+        all_fail(2, parts, |world| {
+            let (net, dedicated) = dedicate(&world, &net, |d| d.mode(Mode::Z2))?;
+            shard(FullyShard::new(dedicated.mesh())).apply(net).map(drop)
+        });
+    };
+    contradicts(&["another mode", "`Dedicate` alone"], |s| s.reshard_after_forward(true));
+    contradicts(&["another prefetch depth"], |s| s.prefetch(3));
+    contradicts(&["boundaries"], |s| s.boundaries(BoundaryRule::default()));
+}
+
+#[test]
+fn an_optimizer_or_handle_from_before_sharding_is_refused() {
+    let net = net();
+    all_fail(2, &["the handle that came with the model"], |world| {
+        let (net, dedicated) = dedicate(&world, &net, |d| d)?;
+        let mut muon = MuonConfig::new().init(&dedicated)?;
+        let (net, _) = FullyShard::new(dedicated.mesh()).apply(net)?;
+        let gradients = backward(&net, loss(net.forward(batch(0, world.rank().0))));
+        muon.step(0.1, net, gradients).map(drop)
+    });
+    all_fail(2, &["the handle that came with the model"], |world| {
+        let (net, dedicated) = dedicate(&world, &net, |d| d)?;
+        let (net, _) = FullyShard::new(dedicated.mesh()).apply(net)?;
+        dedicated.publish(net).map(drop)
+    });
+}
+
+#[test]
+fn rules_that_cannot_be_followed_say_what_to_do() {
+    let net = net();
+    refused(&["adamw_sharded for \"*\"", "give it to `FullyShard`"], |d| {
+        d.route("*", Route::AdamWSharded)
+    });
+    refused(&["frozen for \"*\"", "no_grad"], |d| d.route("*", Route::Frozen));
+    refused(&["\"muon for \"stem.bias\"\"", "stem.bias [8]", "rank 2 or more"], |d| {
+        d.route("stem.bias", Route::Muon)
+    });
+    all_fail(2, &["muon for \"*\"", "give it to `Dedicate`"], |world| {
+        let mesh = Mesh::new(&world)?;
+        let shard = FullyShard::new(&mesh).route("*", Route::Muon);
+        shard.apply(net.clone().fork(&device())).map(drop)
+    });
+}
+
+#[test]
+fn a_sharded_weight_can_neither_be_saved_nor_replaced_by_a_whole_one() {
+    let net = net();
+    all_fail(2, &["\"stem.weight\"", "full_model"], |world| {
+        let mesh = Mesh::new(&world)?;
+        let (net, _) = FullyShard::new(&mesh).apply(net.clone().fork(&device()))?;
+        catch(|| drop(net.into_record()))?;
+        Ok(())
+    });
+    all_fail(2, &["\"stem.weight\" holds 64 elements where this rank holds"], |world| {
+        let mesh = Mesh::new(&world)?;
+        let (mut net, handle) = FullyShard::new(&mesh).apply(net.clone().fork(&device()))?;
+        net.stem.weight = net.stem.weight.map(|_| Tensor::ones([WIDTH, WIDTH], &device()));
+        handle.publish(net).map(drop)
     });
 }

@@ -355,7 +355,11 @@ struct Framed {
 fn hooked_blocks_outside_boundaries_move_as_one() {
     let framed = seeded(8, |device| {
         let linear = || Hooked::new(LinearConfig::new(WIDTH, WIDTH).init(device));
-        Framed { stem: linear(), layers: vec![linear()], head: Hooked::new(Block::new(WIDTH, device)) }
+        Framed {
+            stem: linear(),
+            layers: vec![linear()],
+            head: Hooked::new(Block::new(WIDTH, device)),
+        }
     });
     let run = |framed: &Framed, x: Tensor<3>| {
         let x = framed.stem.run(x, |linear, x| linear.forward(x));
@@ -365,7 +369,14 @@ fn hooked_blocks_outside_boundaries_move_as_one() {
     on_ranks(2, |world| {
         let (framed, handle) = distribute(&world, &framed, (1, 2), Mode::Z3, Rest::Sharded)?;
         let boundary = |name: &str| {
-            handle.routes().entries.iter().find(|entry| entry.name == name).unwrap().boundary.clone()
+            handle
+                .routes()
+                .entries
+                .iter()
+                .find(|entry| entry.name == name)
+                .unwrap()
+                .boundary
+                .clone()
         };
         assert_eq!(boundary("stem.weight"), "stem");
         assert_eq!(boundary("head.norm.gamma"), "head");
