@@ -60,9 +60,9 @@ mod launch;
 
 pub use dmuon_burn::{
     AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, FullyShard, Hooked,
-    Matrices, MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite, ParameterInfo,
-    Rates, ReplicatePublish, Result, Route, RouteEntry, RouteReport, Rule, StepReport, TensorMap,
-    UpdateScale, initialize,
+    LossScaler, Matrices, MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite,
+    OptimizerGroup, ParameterInfo, Rates, ReplicatePublish, Result, Route, RouteEntry, RouteReport,
+    Rule, StepRates, StepReport, TensorMap, UpdateScale, initialize,
 };
 pub use dmuon_core::newton_schulz;
 pub use dmuon_core::{
@@ -82,7 +82,7 @@ pub use dmuon_hccl as hccl;
 pub mod prelude {
     pub use crate::{
         Boundary, BoundaryRule, Dedicate, Dedicated, FullyShard, Hooked, Matrices, Mesh, Mode,
-        Muon, MuonConfig, NonFinite, Rank, Rates, ReplicatePublish, Route, Rule, StepReport,
-        Strictness, UpdateScale, World,
+        Muon, MuonConfig, NonFinite, OptimizerGroup, Rank, Rates, ReplicatePublish, Route, Rule,
+        StepReport, Strictness, UpdateScale, World,
     };
 }

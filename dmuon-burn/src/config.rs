@@ -3,6 +3,7 @@
 use crate::control::digest;
 use crate::dedicated::Dedicated;
 use crate::error::{Error, Result};
+use crate::groups::OptimizerGroup;
 use crate::muon::Muon;
 use crate::orthogonalize::Arithmetic;
 use dmuon_core::World;
@@ -21,30 +22,6 @@ pub enum NonFinite {
     Skip,
     /// Step all the same: the parameter becomes NaN, as with any other optimizer.
     Proceed,
-}
-
-/// The learning rates of one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// For matrices on the Muon route.
-    pub muon: f64,
-    /// For everything else.
-    pub adamw: f64,
-}
-
-impl From<f64> for Rates {
-    fn from(rate: f64) -> Self {
-        Self { muon: rate, adamw: rate }
-    }
-}
-
-impl Rates {
-    pub(crate) fn checked(self) -> Result<Self> {
-        let expected = "must be finite in single precision";
-        in_range("the muon learning rate", self.muon, expected, |_| true)?;
-        in_range("the adamw learning rate", self.adamw, expected, |_| true)?;
-        Ok(self)
-    }
 }
 
 /// Configuration of [`Muon`].
@@ -72,6 +49,10 @@ pub struct MuonConfig {
     pub(crate) arithmetic: Arithmetic,
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) smallest_sigma: f64,
+    pub(crate) groups: Vec<OptimizerGroup>,
+    /// Patterns of parameters without decay.
+    pub(crate) no_decay: Vec<String>,
+    pub(crate) max_norm: Option<f64>,
 }
 
 impl Default for MuonConfig {
@@ -97,6 +78,9 @@ impl MuonConfig {
             threads: None,
             // Singular values below this are noise in f32: an update is called full rank without.
             smallest_sigma: 2e-3,
+            groups: Vec::new(),
+            no_decay: Vec::new(),
+            max_norm: None,
         }
     }
 
@@ -172,6 +156,30 @@ impl MuonConfig {
         self
     }
 
+    /// Gives some parameters settings of their own. No parameter may be in two groups.
+    #[must_use]
+    pub fn with_group(mut self, group: OptimizerGroup) -> Self {
+        self.groups.push(group);
+        self
+    }
+
+    /// Exempts parameters whose full names match one of `patterns` from weight decay, whichever
+    /// optimizer takes them and whatever their group says.
+    #[must_use]
+    pub fn without_decay<P: Into<String>>(mut self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.no_decay.extend(patterns.into_iter().map(Into::into));
+        self
+    }
+
+    /// Clips averaged gradients to this norm before anything else is made of them: taken over all
+    /// parameters together, owned, sharded and replicated, each element counted once. `None`, the
+    /// default, only measures it ([`StepReport::gradient_norm`](crate::StepReport::gradient_norm)).
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: impl Into<Option<f64>>) -> Self {
+        self.max_norm = max_norm.into();
+        self
+    }
+
     /// Sets what happens when a gradient is not finite.
     #[must_use]
     pub fn with_non_finite(mut self, policy: NonFinite) -> Self {
@@ -207,6 +215,8 @@ impl MuonConfig {
         in_range("AdamW's beta 2", self.adamw.beta_2, "must be in [0, 1)", unit)?;
         in_range("AdamW's eps", self.adamw.eps, "must be 0 or more", positive)?;
         in_range("AdamW's decay", self.adamw.weight_decay, "must be 0 or more", positive)?;
+        let above_zero = |norm: f64| norm > 0.0;
+        in_range("the max norm", self.max_norm.unwrap_or(1.0), "must be above 0", above_zero)?;
         Muon::new(self.clone(), dedicated)
     }
 
@@ -233,7 +243,7 @@ impl MuonConfig {
     }
 }
 
-fn in_range(
+pub(crate) fn in_range(
     what: &'static str,
     value: f64,
     expected: &'static str,

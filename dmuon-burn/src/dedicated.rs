@@ -1,6 +1,7 @@
 //! The handle of a distributed model: what a training loop asks of it besides forward and step.
 
 use crate::binding::check_handle;
+use crate::config::in_range;
 use crate::control;
 use crate::error::{Error, Result};
 use crate::export;
@@ -9,9 +10,10 @@ use crate::route::RouteReport;
 use crate::runtime::Runtime;
 use crate::step::{self, Findings, Terms};
 use crate::values::{collect, publish, register};
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use dmuon_core::{Holder, Mesh, Rank};
+use dmuon_core::{Holder, Mesh, Rank, Reach};
 use dmuon_partition::{Mode, Plan};
 use std::fmt;
 use std::sync::Arc;
@@ -74,7 +76,7 @@ impl Dedicated {
     pub fn step_with<M: Module>(
         &self,
         optimizer: &mut ModuleOptimizer,
-        learning_rate: f64,
+        learning_rate: impl Into<ModuleLearningRate>,
         model: M,
         mut gradients: GradientsParams,
     ) -> Result<M> {
@@ -99,6 +101,7 @@ impl Dedicated {
         let mut buffers = collect(&self.runtime, &model)?;
         let terms = Terms {
             values: buffers.digest(&self.runtime, Holder::Everyone),
+            scale: self.runtime.gradient_scale(),
             sharded_values: buffers.digest(&self.runtime, Holder::Shards),
             ..Terms::default()
         };
@@ -167,15 +170,36 @@ impl Dedicated {
     /// # Collective
     /// Every rank, around as many backwards.
     pub fn accumulate<T>(&self, backwards: impl FnOnce() -> T) -> T {
-        struct Stop<'a>(&'a Runtime);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.defer_replicate(false);
-            }
-        }
-        self.runtime.defer_replicate(true);
-        let _stop = Stop(&self.runtime);
-        backwards()
+        self.runtime.reaching(Reach::Replica, backwards)
+    }
+
+    /// Runs micro-batches without any communication of gradients: they are summed on this rank, in
+    /// fp32, and go with those of the next backward outside, which alone reduces. The result is the
+    /// mean over ranks of each rank's sum, to the bit. `backwards` sees no gradients.
+    ///
+    /// A rank keeps the sums of *all* parameters meanwhile: 4 bytes an element. In Z2 it also keeps
+    /// the whole weights from the first forward to the last backward, so that they are broadcast
+    /// once. [`accumulate`](Self::accumulate) keeps less and reduces more.
+    ///
+    /// # Collective
+    /// Every rank, around as many backwards.
+    pub fn no_sync<T>(&self, backwards: impl FnOnce() -> T) -> T {
+        self.runtime.reaching(Reach::Rank, backwards)
+    }
+
+    /// Multiplies every averaged gradient by `factor` from the next backward on, as part of the
+    /// reduce: 1 divided by the number of micro-batches for a mean over them, or by a loss scale.
+    ///
+    /// # Collective
+    /// Every rank, alike; the next step checks that.
+    ///
+    /// # Errors
+    /// The factor is not above 0 or not finite in single precision.
+    pub fn set_gradient_scaling_factor(&self, factor: f64) -> Result<()> {
+        let above_zero = |factor: f64| factor > 0.0;
+        in_range("the gradient scaling factor", factor, "must be above 0", above_zero)?;
+        self.runtime.set_gradient_scale(factor as f32);
+        Ok(())
     }
 
     /// Waits until the weights published last have reached this rank. Forwards, `full_model` and

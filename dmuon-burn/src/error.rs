@@ -90,6 +90,39 @@ pub enum Error {
         /// What to do instead.
         cure: &'static str,
     },
+    /// A pattern of a group of parameters matches nothing that is trained.
+    #[error(
+        "the pattern \"{pattern}\" of {of} matches no trained parameter; there are: {}",
+        Names(available)
+    )]
+    PatternMatchesNothing {
+        /// Whose pattern it is.
+        of: String,
+        /// The pattern.
+        pattern: String,
+        /// Names of the parameters there are.
+        available: Vec<String>,
+    },
+    /// A parameter is in two groups.
+    #[error(
+        "\"{parameter}\" is in the groups \"{first}\" and \"{second}\": narrow the patterns of one"
+    )]
+    InTwoGroups {
+        /// Name of the parameter.
+        parameter: String,
+        /// One group.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// The optimizer has no such group.
+    #[error("there is no group \"{group}\"; there are: {}", Names(available))]
+    UnknownGroup {
+        /// The name.
+        group: String,
+        /// Names of the groups there are.
+        available: Vec<String>,
+    },
     /// No route has that name.
     #[error(
         "there is no route \"{route}\"; there are muon, adamw_owned, adamw_sharded, replicated and \
@@ -284,10 +317,11 @@ pub enum Error {
          a model that is being trained (not `valid()`, `no_grad()` or `freeze()`)"
     )]
     NothingToTrain,
-    /// A step follows `accumulate` without a backward outside it.
+    /// A step inside `no_sync` or `accumulate`, or after one without a backward outside it.
     #[error(
-        "rank {rank}: gradients were summed inside `Dedicated::accumulate` and never reached their \
-         owners: run the last micro-batch's backward outside it"
+        "rank {rank}: gradients were summed inside `Dedicated::no_sync` or `accumulate` and did not \
+         reach whoever steps with them: close the scope, and run the last micro-batch's forward and \
+         backward outside it"
     )]
     Accumulating {
         /// The rank.

@@ -1,25 +1,28 @@
 //! The optimizer of a dedicated model: Muon on the matrices this rank owns, AdamW on the rest.
 
 use crate::binding::check_handle;
-use crate::config::{MuonConfig, NonFinite, Rates};
+use crate::clip::Clip;
+use crate::config::{MuonConfig, NonFinite};
 use crate::control::digest;
 use crate::dedicated::Dedicated;
 use crate::error::{Error, Result};
+use crate::groups::{Groups, Settings};
+use crate::held::HeldGradients;
 use crate::ops::Place;
 use crate::orthogonalize::Orthogonalizer;
 use crate::parameter::Parameter;
+use crate::rates::{Rates, StepRates};
 use crate::report::{MatrixUpdate, StepReport};
 use crate::route::Route;
 use crate::runtime::Runtime;
-use crate::step::{Findings, agree};
-use crate::transport::{HostSlice, is_view};
-use crate::values::{all_seen, publish};
-use burn::module::{Module, ModuleVisitor, Param};
+use crate::step::agree;
+use crate::values::publish;
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use dmuon_core::newton_schulz::{Band, NumericsError};
 use dmuon_core::update::{AdamW, AdamWState, ApplyUpdate, Momentum, RmsPromise, RmsVerdict, rms};
-use dmuon_core::{Buffer, EventKind, Holder, OpKind};
+use dmuon_core::{Buffer, EventKind, OpKind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,16 +40,25 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct Muon {
     config: MuonConfig,
+    groups: Groups,
     runtime: Arc<Runtime>,
     orthogonalizer: Orthogonalizer,
     band: Band,
     /// By parameter.
     states: Vec<Option<State>>,
-    scratch: [Vec<f32>; 2],
+    scratch: Scratch,
     /// Digest of what must be alike on every rank.
     settings: u64,
     report: StepReport,
     traffic: [u64; 5],
+}
+
+/// Memory that every update uses again.
+#[derive(Debug, Default)]
+struct Scratch {
+    clipped: Vec<f32>,
+    input: Vec<f32>,
+    direction: Vec<f32>,
 }
 
 /// What the optimizer remembers of one parameter.
@@ -72,8 +84,9 @@ impl Muon {
             orthogonalizer,
             band,
             states,
-            scratch: Default::default(),
+            scratch: Scratch::default(),
             settings: config.digest(),
+            groups: Groups::resolve(&config, runtime.parameters())?,
             report: StepReport::default(),
             traffic: traffic(&runtime),
             config,
@@ -81,7 +94,8 @@ impl Muon {
         })
     }
 
-    /// Updates and publishes the model. `rates`: one learning rate for both, or [`Rates`].
+    /// Updates and publishes the model. `rates`: one learning rate for everything, [`Rates`], or what
+    /// one of Burn's schedulers returns; see [`StepRates`].
     ///
     /// # Collective
     /// Every rank, after a backward.
@@ -91,7 +105,7 @@ impl Muon {
     /// the model is not the dedicated one; a group has failed.
     pub fn step<M: Module>(
         &mut self,
-        rates: impl Into<Rates>,
+        rates: impl Into<StepRates>,
         model: M,
         gradients: GradientsParams,
     ) -> Result<M> {
@@ -100,13 +114,19 @@ impl Muon {
         self.runtime.check_accumulated()?;
         check_handle(&self.runtime, &model)?;
         let gradients = HeldGradients::take(&self.runtime, &model, gradients)?;
-        let mut findings = gradients.examine(&self.runtime);
-        findings.terms.rates = [rates.muon, rates.adamw];
-        findings.terms.settings = self.settings;
+        let Rates { muon, adamw } = rates.base();
+        let rates = rates.of_parameters(self.runtime.parameters(), &self.groups);
+        let mut findings = gradients.examine(&self.runtime, &self.groups);
+        findings.terms.rates = [muon, adamw];
+        findings.terms.scale = self.runtime.gradient_scale();
+        let all_rates = bytemuck::cast_slice(&rates);
+        findings.terms.settings = digest(&[&self.settings.to_le_bytes(), all_rates].concat());
         let agreement = agree(&self.runtime, &findings)?;
+        let clip = Clip::new(&self.groups.max_norms, &agreement.sums_of_squares);
         self.report = StepReport {
             step: self.report.step + 1,
-            gradient_norm: agreement.sum_of_squares.sqrt(),
+            gradient_norm: agreement.sums_of_squares.iter().sum::<f64>().sqrt(),
+            clip_factor: clip.strongest(),
             missing: gradients.missing(&self.runtime),
             ..StepReport::default()
         };
@@ -124,12 +144,23 @@ impl Muon {
             }
             _ => {
                 let runtime = self.runtime.clone();
-                let update = |unit, pack| self.update((unit, pack), rates, &gradients);
+                let update = |unit, pack| self.update((unit, pack), &rates, &gradients, &clip);
                 publish(&runtime, update, model)?
             }
         };
         self.report.step_seconds = started.elapsed().as_secs_f64();
         Ok(model)
+    }
+
+    /// Changes what a group's learning rate is multiplied by, from the next step on.
+    ///
+    /// # Collective
+    /// Every rank, alike; the next step checks that.
+    ///
+    /// # Errors
+    /// There is no such group, or the scale is negative or not finite.
+    pub fn set_lr_scale(&mut self, group: &str, scale: f64) -> Result<()> {
+        self.groups.set_lr_scale(group, scale)
     }
 
     /// What the last step did on this rank.
@@ -141,8 +172,9 @@ impl Muon {
     fn update(
         &mut self,
         (unit, pack): (usize, usize),
-        rates: Rates,
+        rates: &[f64],
         gradients: &HeldGradients,
+        clip: &Clip,
     ) -> Result<Option<Buffer>> {
         let runtime = self.runtime.clone();
         let Some(published) = runtime.published(unit, pack) else { return Ok(None) };
@@ -154,17 +186,21 @@ impl Muon {
             let weight = &mut buffer.as_f32_mut()[slot.range()];
             weight.copy_from_slice(storage.slot(&slot));
             let Some(gradient) = gradients.get(index) else { continue };
+            let mut clipped = std::mem::take(&mut self.scratch.clipped);
+            let norm = self.groups.settings[index].norm;
+            let gradient = clip.apply(norm, gradient, &mut clipped);
             let parameter = runtime.parameter(index);
             match parameter.route {
                 Route::Frozen => {}
                 Route::AdamWOwned | Route::AdamWSharded | Route::Replicated => {
-                    self.adamw(index, rates.adamw, weight, gradient)?
+                    self.adamw(index, rates[index], weight, gradient)?
                 }
                 Route::Muon => {
                     let device = gradients.device();
-                    self.muon(index, parameter, rates.muon, weight, gradient, device)?;
+                    self.muon(index, parameter, rates[index], weight, gradient, device)?;
                 }
             }
+            self.scratch.clipped = clipped;
         }
         Ok(Some(buffer))
     }
@@ -182,10 +218,11 @@ impl Muon {
         let state = self.states[index]
             .get_or_insert_with(|| State::Muon { momentum: vec![0.0; weight.len()] });
         let State::Muon { momentum } = state else { return Ok(()) };
-        let [input, direction] = &mut self.scratch;
+        let Settings { momentum: mu, weight_decay, .. } = self.groups.settings[index];
+        let Scratch { input, direction, .. } = &mut self.scratch;
         input.resize(weight.len(), 0.0);
         direction.resize(weight.len(), 0.0);
-        let rule = Momentum { mu: self.config.momentum as f32, rule: self.config.momentum_rule() };
+        let rule = Momentum { mu: mu as f32, rule: self.config.momentum_rule() };
         rule.step(momentum, gradient, input)?;
         let proceed = self.config.non_finite == NonFinite::Proceed;
         let before = self.orthogonalizer.num_runs();
@@ -205,7 +242,6 @@ impl Muon {
             return Err(Error::NotUpdated { parameter: parameter.name.to_string(), calls });
         }
         let scale = self.config.scale.factor(view.fans.fan_out, view.fans.fan_in);
-        let weight_decay = self.config.weight_decay;
         ApplyUpdate { lr, weight_decay, scale }.apply(weight, direction)?;
         let promise = RmsPromise::new(scale, self.band, view.rows, view.cols);
         let rms = scale * rms(direction);
@@ -231,7 +267,7 @@ impl Muon {
         });
         let State::AdamW { first, second, step } = state else { return Ok(()) };
         *step += 1;
-        let adamw = AdamW { lr, ..self.config.adamw };
+        let adamw = AdamW { lr, ..self.groups.settings[index].adamw };
         adamw.step(weight, gradient, AdamWState { first, second, step: *step })?;
         self.report.adamw_updated += 1;
         Ok(())
@@ -257,103 +293,4 @@ fn traffic(runtime: &Runtime) -> [u64; 5] {
     use OpKind::{AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
     let counters = runtime.recorder().counters();
     [Broadcast, Reduce, AllReduce, AllGather, ReduceScatter].map(|op| counters.op(op).payload_bytes)
-}
-
-/// The averaged gradients of the parameters this rank holds, on the host.
-struct HeldGradients {
-    /// By parameter.
-    slices: Vec<Option<HostSlice>>,
-    device: Option<Device>,
-}
-
-impl HeldGradients {
-    fn take<M: Module>(runtime: &Runtime, model: &M, gradients: GradientsParams) -> Result<Self> {
-        let num_parameters = runtime.parameters().len();
-        let slices = (0..num_parameters).map(|_| None).collect();
-        let held = Self { slices, device: None };
-        let seen = vec![false; num_parameters];
-        let mut visitor = TakeHeld { runtime, gradients, held, seen, failure: None };
-        model.visit(&mut visitor);
-        all_seen(runtime, &visitor.seen)?;
-        let TakeHeld { mut held, failure, .. } = visitor;
-        if let Some(error) = failure {
-            return Err(error);
-        }
-        // This rank's loss may not have touched the model at all; others still need it.
-        for (parameter, Place { storage, slot }) in runtime.catch_up()? {
-            held.slices[parameter].get_or_insert(HostSlice::Packed(storage, slot));
-        }
-        Ok(held)
-    }
-
-    /// Parameters this rank should update but has no gradient for.
-    fn missing(&self, runtime: &Runtime) -> Vec<String> {
-        let missing = |&index: &usize| runtime.trains(index) && self.slices[index].is_none();
-        (0..self.slices.len()).filter(missing).map(|index| runtime.name(index)).collect()
-    }
-
-    fn get(&self, parameter: usize) -> Option<&[f32]> {
-        self.slices[parameter].as_ref().map(HostSlice::as_slice)
-    }
-
-    /// Where the parameters live.
-    fn device(&self) -> &Device {
-        self.device.as_ref().unwrap_or_else(|| unreachable!("a gradient was taken from a device"))
-    }
-
-    fn examine(&self, runtime: &Runtime) -> Findings {
-        let mut findings = Findings::default();
-        let (mut replicated, mut sharded) = (Vec::new(), Vec::new());
-        for index in 0..self.slices.len() {
-            let Some(gradient) = self.get(index) else { continue };
-            match runtime.holder(index) {
-                Holder::Owner(_) => {}
-                Holder::Shards => sharded.extend((index as u64).to_le_bytes()),
-                Holder::Everyone => replicated.extend((index as u64).to_le_bytes()),
-            }
-            let mean_square = rms(gradient).powi(2);
-            if !mean_square.is_finite() {
-                findings.non_finite.get_or_insert(index);
-            }
-            if runtime.counts(index) {
-                findings.sum_of_squares += mean_square * gradient.len() as f64;
-            }
-        }
-        findings.terms.gradients = digest(&replicated);
-        findings.terms.sharded_gradients = digest(&sharded);
-        findings
-    }
-}
-
-struct TakeHeld<'a> {
-    runtime: &'a Runtime,
-    gradients: GradientsParams,
-    held: HeldGradients,
-    seen: Vec<bool>,
-    /// The first thing wrong with the model or its gradients.
-    failure: Option<Error>,
-}
-
-impl ModuleVisitor for TakeHeld<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(index) = self.runtime.find(param.id) else { return };
-        self.seen[index] = true;
-        self.held.device.get_or_insert_with(|| param.lazy_device());
-        if !self.runtime.trains(index) {
-            return;
-        }
-        let place = self.runtime.published_place(index);
-        if place.is_some_and(|place| !is_view(param.base(), &place.storage, &place.slot)) {
-            let (rank, parameter) = (self.runtime.rank(), self.runtime.name(index));
-            self.failure.get_or_insert(Error::StaleWeight { rank, parameter });
-        }
-        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
-        let expected = self.runtime.held_slot(index).map_or(0, |slot| slot.num_elems);
-        let found = gradient.shape().num_elements();
-        if found != expected {
-            let parameter = self.runtime.name(index);
-            self.failure.get_or_insert(Error::GradientShape { parameter, expected, found });
-        }
-        self.held.slices[index] = Some(HostSlice::new(gradient));
-    }
 }

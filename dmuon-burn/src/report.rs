@@ -25,6 +25,8 @@ pub struct StepReport {
     pub updates: Vec<MatrixUpdate>,
     /// Norm of all averaged gradients together, each counted once; alike on every rank.
     pub gradient_norm: f64,
+    /// What gradients were multiplied by where they were clipped most; 1 without clipping.
+    pub clip_factor: f64,
     /// Weights received from owners since the last step, payload in bytes.
     pub broadcast_bytes: u64,
     /// Gradients of owned parameters sent to owners since the last step, payload in bytes.

@@ -13,7 +13,7 @@ use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use dmuon_core::{
     Address, Buffer, Coordinate, Exchange, HeldPack, Holder, Holding, Mesh, PackView, PackedLayout,
-    Pass, Rank, Recorder, ReducedPack, ShardLayout, Slot, Unit, World,
+    Pass, Rank, Reach, Recorder, ReducedPack, ShardLayout, Slot, Unit, World,
 };
 use dmuon_partition::{Mode, Plan};
 use std::any::Any;
@@ -502,9 +502,10 @@ impl Runtime {
 
     /// Checks that no micro-batch waits for one that reaches the owners.
     pub(crate) fn check_accumulated(&self) -> Result<()> {
-        match self.lock().exchange.keeps_sums() {
-            true => Err(Error::Accumulating { rank: self.rank() }),
-            false => Ok(()),
+        let exchange = &self.lock().exchange;
+        match exchange.reach() == Reach::Holder && !exchange.keeps_sums() {
+            true => Ok(()),
+            false => Err(Error::Accumulating { rank: self.rank() }),
         }
     }
 
@@ -526,8 +527,26 @@ impl Runtime {
         self.parameters[parameter].route != Route::Frozen && self.held_slot(parameter).is_some()
     }
 
-    pub(crate) fn defer_replicate(&self, deferred: bool) {
-        self.lock().exchange.defer_replicate(deferred);
+    /// Runs `backwards` whose gradients go no further than `reach`.
+    pub(crate) fn reaching<T>(&self, reach: Reach, backwards: impl FnOnce() -> T) -> T {
+        struct Restore<'a>(&'a Runtime, Reach);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.lock().exchange.set_reach(self.1);
+            }
+        }
+        let before = self.lock().exchange.reach();
+        self.lock().exchange.set_reach(reach);
+        let _restore = Restore(self, before);
+        backwards()
+    }
+
+    pub(crate) fn set_gradient_scale(&self, scale: f32) {
+        self.lock().exchange.set_gradient_scale(scale);
+    }
+
+    pub(crate) fn gradient_scale(&self) -> f32 {
+        self.lock().exchange.gradient_scale()
     }
 
     pub(crate) fn take_waited(&self) -> Duration {

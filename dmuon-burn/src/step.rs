@@ -10,16 +10,17 @@ use dmuon_core::Rank;
 pub(crate) struct Agreement {
     /// The first rank with a gradient that is not finite, and the parameter's index.
     pub(crate) non_finite: Option<(Rank, usize)>,
-    /// Sum of squares of all averaged gradients, each counted once.
-    pub(crate) sum_of_squares: f64,
+    /// Sums of squares of averaged gradients, each counted once, for every norm that is taken.
+    pub(crate) sums_of_squares: Vec<f64>,
 }
 
 /// One rank's part of the agreement.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) non_finite: Option<usize>,
-    /// Over the gradients that this rank counts: what it owns, and on rank 0 what everyone holds.
-    pub(crate) sum_of_squares: f64,
+    /// The same over the gradients that this rank counts: what it owns, its pieces in one replica,
+    /// and on rank 0 what everyone holds.
+    pub(crate) sums_of_squares: Vec<f64>,
     pub(crate) terms: Terms,
 }
 
@@ -27,6 +28,8 @@ pub(crate) struct Findings {
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) rates: [f64; 2],
+    /// What averages were multiplied by.
+    pub(crate) scale: f32,
     /// Digest of the optimizer's settings.
     pub(crate) settings: u64,
     /// Digest of which replicated parameters have a gradient.
@@ -39,14 +42,15 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    const LEN: usize = 7;
+    const LEN: usize = 8;
     /// The first of the terms that are compared between replicas only.
-    const SHARDED: usize = 5;
+    const SHARDED: usize = 6;
 
     fn to_bits(self) -> [u64; Self::LEN] {
         let [muon, adamw] = self.rates.map(f64::to_bits);
         let Self { settings, gradients, values, sharded_gradients, sharded_values, .. } = self;
-        [muon, adamw, settings, gradients, values, sharded_gradients, sharded_values]
+        let scale = f64::from(self.scale).to_bits();
+        [muon, adamw, scale, settings, gradients, values, sharded_gradients, sharded_values]
     }
 
     /// What the term is, for an error.
@@ -54,10 +58,11 @@ impl Terms {
         match term {
             0 => format!("a muon learning rate of {}", f64::from_bits(bits)),
             1 => format!("an adamw learning rate of {}", f64::from_bits(bits)),
-            2 => format!("optimizer settings {bits:016x}"),
-            3 => format!("gradients of replicated parameters {bits:016x}"),
-            4 => format!("values of replicated parameters {bits:016x}"),
-            5 => format!("gradients of sharded parameters {bits:016x}"),
+            2 => format!("a gradient scaling factor of {}", f64::from_bits(bits)),
+            3 => format!("optimizer settings {bits:016x}"),
+            4 => format!("gradients of replicated parameters {bits:016x}"),
+            5 => format!("values of replicated parameters {bits:016x}"),
+            6 => format!("gradients of sharded parameters {bits:016x}"),
             _ => format!("values of sharded parameters {bits:016x}"),
         }
     }
@@ -74,17 +79,22 @@ pub(crate) fn agree(runtime: &Runtime, findings: &Findings) -> Result<Agreement>
     let reads = runtime.take_reads();
     let part = findings.to_bytes(&reads, &order(runtime));
     let parts = gather(runtime.world(), "agreement on the step", &part)?;
-    let mut agreement = Agreement { non_finite: None, sum_of_squares: 0.0 };
+    let sums_of_squares = vec![0.0; findings.sums_of_squares.len()];
+    let mut agreement = Agreement { non_finite: None, sums_of_squares };
     let mut any_read = vec![false; reads.len()];
     let mut orders: Vec<Vec<usize>> = Vec::new();
     for (rank, part) in parts.iter().enumerate() {
         let (index, rest) = split_u64(part);
-        let (squares, rest) = split_u64(rest);
+        let mut rest = rest;
+        for sum in &mut agreement.sums_of_squares {
+            let (squares, after) = split_u64(rest);
+            *sum += f64::from_bits(squares);
+            rest = after;
+        }
         let (reads, order) = same_terms(runtime, Rank(rank), &parts, rest)?.split_at(reads.len());
         if index != u64::MAX && agreement.non_finite.is_none() {
             agreement.non_finite = Some((Rank(rank), index as usize));
         }
-        agreement.sum_of_squares += f64::from_bits(squares);
         any_read.iter_mut().zip(reads).for_each(|(any, &read)| *any |= read != 0);
         // Of the longest, the last rank's: any will do that is alike everywhere.
         orders.push(touched(order));
@@ -110,8 +120,8 @@ fn touched(order: &[u8]) -> Vec<usize> {
 impl Findings {
     fn to_bytes(&self, reads: &[bool], order: &[u8]) -> Vec<u8> {
         let index = self.non_finite.map_or(u64::MAX, |index| index as u64);
-        let head = [index, self.sum_of_squares.to_bits()];
-        let words = head.into_iter().chain(self.terms.to_bits());
+        let sums = self.sums_of_squares.iter().map(|sum| sum.to_bits());
+        let words = std::iter::once(index).chain(sums).chain(self.terms.to_bits());
         let mut part: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         part.extend(reads.iter().map(|&read| u8::from(read)));
         part.extend(order);
@@ -128,9 +138,10 @@ fn same_terms<'a>(
     mut rest: &'a [u8],
 ) -> Result<&'a [u8]> {
     let first_with_same_parts = rank.0 % runtime.mesh().shape().shard();
+    let start = parts[rank.0].len() - rest.len();
     for term in 0..Terms::LEN {
         let other = if term < Terms::SHARDED { 0 } else { first_with_same_parts };
-        let (ours, _) = split_u64(&parts[other][(2 + term) * size_of::<u64>()..]);
+        let (ours, _) = split_u64(&parts[other][start + term * size_of::<u64>()..]);
         let (theirs, after) = split_u64(rest);
         rest = after;
         if ours != theirs {

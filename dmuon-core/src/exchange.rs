@@ -9,8 +9,8 @@
 use crate::gradients::Gradients;
 use crate::weights::Weights;
 use crate::{
-    Action, Address, Buffer, EventKind, Mesh, PackView, Pass, Placement, Recorder, ReducedPack,
-    Result, Schedule, Unit,
+    Action, Address, Buffer, EventKind, Mesh, PackView, Pass, Placement, Reach, Recorder,
+    ReducedPack, Result, Schedule, Unit,
 };
 use dmuon_partition::Mode;
 use std::sync::Arc;
@@ -99,8 +99,8 @@ impl<V: PackView> Exchange<V> {
         Ok(())
     }
 
-    /// Whether sums of deferred backwards wait for one that is not; see
-    /// [`defer_replicate`](Self::defer_replicate).
+    /// Whether sums that were kept back wait for a backward that reaches the holders; see
+    /// [`set_reach`](Self::set_reach).
     pub fn keeps_sums(&self) -> bool {
         self.gradients.keeps_sums()
     }
@@ -233,13 +233,30 @@ impl<V: PackView> Exchange<V> {
         reduced
     }
 
-    /// Chooses whether the backwards that follow keep their sums within the replica. They return no
-    /// averages; the next backward that does not keep them adds them to its own.
+    /// Chooses how far the gradients of the backwards that follow go. Those that do not reach the
+    /// holders return no averages; the next backward that goes further adds their sums to its own.
+    /// While they stay on the rank, Z2 keeps whole weights from one forward to the next.
     ///
     /// # Collective
-    /// Every rank, before the same backward.
-    pub fn defer_replicate(&mut self, deferred: bool) {
-        self.gradients.defer(deferred);
+    /// Every rank, before the same forward.
+    pub fn set_reach(&mut self, reach: Reach) {
+        self.gradients.set_reach(reach);
+        self.schedule.keep(reach == Reach::Rank);
+    }
+
+    /// How far gradients go.
+    pub fn reach(&self) -> Reach {
+        self.gradients.reach()
+    }
+
+    /// Sets what averaged gradients are multiplied by; alike on every rank.
+    pub fn set_gradient_scale(&mut self, scale: f32) {
+        self.gradients.set_scale(scale);
+    }
+
+    /// What averaged gradients are multiplied by.
+    pub fn gradient_scale(&self) -> f32 {
+        self.gradients.scale()
     }
 
     /// Units this rank's backward has read since the last call.

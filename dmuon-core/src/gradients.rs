@@ -24,10 +24,26 @@ pub(crate) struct Gradients {
     first_stage: VecDeque<InFlight>,
     /// Reduces that nothing follows, in the order started.
     last_stage: Vec<InFlight>,
-    /// Whether sums stay in this rank's replica for now.
-    deferred: bool,
-    /// `kept[unit][pack]`: sums of deferred backwards.
+    /// How far sums go for now.
+    reach: Reach,
+    /// Whether `filling` holds the sums of backwards that have ended.
+    local_sums: bool,
+    /// What averages are multiplied by.
+    scale: f32,
+    /// `kept[unit][pack]`: sums of backwards that ended within the replica.
     kept: Vec<Vec<Option<Buffer>>>,
+}
+
+/// How far a backward's gradients go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// To whoever holds the parameter.
+    #[default]
+    Holder,
+    /// Along the shard axis; sums stay within the replica.
+    Replica,
+    /// Nowhere: sums stay on the rank.
+    Rank,
 }
 
 #[derive(Debug)]
@@ -70,15 +86,18 @@ impl Gradients {
             filling: Vec::new(),
             first_stage: VecDeque::new(),
             last_stage: Vec::new(),
-            deferred: false,
+            reach: Reach::Holder,
+            local_sums: false,
+            scale: 1.0,
             kept: Vec::new(),
         };
         this.clear();
         this
     }
 
-    /// Forgets everything, deferred sums too.
+    /// Forgets everything, sums that were kept back too.
     pub(crate) fn clear(&mut self) {
+        self.local_sums = false;
         self.abandon();
         let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
         self.kept = self.units.iter().map(empty).collect();
@@ -86,15 +105,17 @@ impl Gradients {
 
     /// Forgets what an unfinished backward left behind. Reduces already started go on without us.
     pub(crate) fn abandon(&mut self) {
-        let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
-        self.filling = self.units.iter().map(empty).collect();
+        if !self.local_sums {
+            let empty = |unit: &Unit| unit.packs.iter().map(|_| None).collect();
+            self.filling = self.units.iter().map(empty).collect();
+        }
         self.first_stage.clear();
         self.last_stage.clear();
     }
 
-    /// Whether sums of deferred backwards wait for one that is not.
+    /// Whether sums that were kept back wait for a backward that reaches the holders.
     pub(crate) fn keeps_sums(&self) -> bool {
-        self.kept.iter().flatten().any(Option::is_some)
+        self.local_sums || self.kept.iter().flatten().any(Option::is_some)
     }
 
     /// Adds a gradient to its slot, in row-major order.
@@ -114,6 +135,9 @@ impl Gradients {
 
     /// Starts one reduce for each pack of the unit; what this rank did not produce is zero.
     pub(crate) fn reduce(&mut self, unit: usize) -> Result<()> {
+        if self.reach == Reach::Rank {
+            return Ok(());
+        }
         for pack in 0..self.units[unit].packs.len() {
             if self.units[unit].packs[pack].layout.gradient_slots().is_empty() {
                 continue;
@@ -125,10 +149,23 @@ impl Gradients {
         self.advance()
     }
 
-    /// Chooses whether the backwards that follow end with the first stage. Their sums are added to
-    /// those of the next backward that does not.
-    pub(crate) fn defer(&mut self, deferred: bool) {
-        self.deferred = deferred;
+    /// Chooses how far the gradients of the backwards that follow go. Sums that are kept back are
+    /// added to those of the next backward that goes further.
+    pub(crate) fn set_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        self.reach
+    }
+
+    /// Sets what averages are multiplied by.
+    pub(crate) fn set_scale(&mut self, scale: f32) {
+        self.scale = scale;
+    }
+
+    pub(crate) fn scale(&self) -> f32 {
+        self.scale
     }
 
     /// Starts the second stage of every reduce whose first stage is done, in order.
@@ -141,17 +178,19 @@ impl Gradients {
 
     /// Waits for every started reduce and returns the averages this rank holds.
     pub(crate) fn wait(&mut self) -> Result<Vec<ReducedPack>> {
+        self.local_sums = self.reach == Reach::Rank;
         while !self.first_stage.is_empty() {
             self.pass_on()?;
         }
-        let divisor = self.shard.size() * self.replicate.size();
+        let num_ranks = self.shard.size() * self.replicate.size();
         let mut reduced = Vec::new();
         for InFlight { unit, pack, work } in std::mem::take(&mut self.last_stage) {
             let Some(sum) = work.wait(self.deadline)? else { continue };
             // An all-reduce may hand the very same memory to every rank of the process.
             let mut buffer =
                 sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
-            let num_ranks = self.shape(unit, pack).average(buffer.as_f32_mut(), divisor);
+            let shape = self.shape(unit, pack);
+            let num_ranks = shape.average(buffer.as_f32_mut(), num_ranks, self.scale);
             reduced.push(ReducedPack { unit, pack, buffer, num_ranks });
         }
         Ok(reduced)
@@ -163,7 +202,8 @@ impl Gradients {
             return Ok(());
         };
         let kept = &mut self.kept[unit][pack];
-        if self.replicate.size() == 1 && !self.deferred && kept.is_none() {
+        let deferred = self.reach == Reach::Replica;
+        if self.replicate.size() == 1 && !deferred && kept.is_none() {
             self.last_stage.push(InFlight { unit, pack, work });
             return Ok(());
         }
@@ -175,7 +215,7 @@ impl Gradients {
                 kept.freeze()
             }
         };
-        if self.deferred {
+        if deferred {
             let own = sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
             self.kept[unit][pack] = Some(own);
             return Ok(());
@@ -292,11 +332,14 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Divides one part's sums by the number of ranks; returns its lanes, which it leaves alone.
-    fn average(self, part: &mut [f32], num_ranks: usize) -> Vec<usize> {
-        let divisor = num_ranks as f32;
-        let sums = self.lanes().start;
-        part[..sums].iter_mut().for_each(|elem| *elem /= divisor);
+    /// Divides one part's sums by the number of ranks and multiplies them by `scale`; returns its
+    /// lanes, which it leaves alone.
+    fn average(self, part: &mut [f32], num_ranks: usize, scale: f32) -> Vec<usize> {
+        let sums = &mut part[..self.lanes().start];
+        match (num_ranks as f32, scale) {
+            (divisor, 1.0) => sums.iter_mut().for_each(|elem| *elem /= divisor),
+            (divisor, _) => sums.iter_mut().for_each(|elem| *elem = *elem / divisor * scale),
+        }
         part[self.lanes()].iter().map(|&lane| lane as usize).collect()
     }
 }
@@ -339,7 +382,9 @@ mod tests {
             assert!(part[35..].iter().all(|&elem| elem == 0.0));
         }
         let mut part = second.to_vec();
-        assert_eq!(shape.average(&mut part, 2), [1, 0, 1]);
+        assert_eq!(shape.average(&mut part, 2, 1.0), [1, 0, 1]);
         assert_eq!(&part[16..18], [3.5, 4.0]);
+        assert_eq!(shape.average(&mut part, 1, 2.0), [1, 0, 1]);
+        assert_eq!(&part[16..18], [7.0, 8.0]);
     }
 }

@@ -28,7 +28,7 @@ pub use dmuon_partition::{Coordinate, MeshError, MeshShape, Rank};
 pub use engine::{Dump, EngineOptions, Link, Sharing};
 pub use error::{CallSite, Error, Result};
 pub use exchange::{Exchange, ExchangeOptions, HeldPack};
-pub use gradients::ReducedPack;
+pub use gradients::{Reach, ReducedPack};
 pub use group::{Call, Capabilities, Element, Group, Memory, Op, OpKind};
 pub use launch::{catch, launch, launch_each, launch_with, raise};
 pub use layout::{LINE_ELEMS, PackedLayout, Slot};

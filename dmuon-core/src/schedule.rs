@@ -62,6 +62,8 @@ pub struct Schedule {
     unsharded: Vec<bool>,
     /// Positions below this were issued in the current training forward.
     forward_cursor: usize,
+    /// Whether Z2 keeps weights past their backward, for another forward of the same weights.
+    keeps: bool,
     /// Units in the order of their first touch in a training forward since the last step.
     touched: Vec<usize>,
     /// The unit whose weights were last touched outside any boundary.
@@ -95,6 +97,7 @@ impl Schedule {
             reduce_order: Vec::new(),
             unsharded: vec![false; num_units],
             forward_cursor: 0,
+            keeps: false,
             touched: Vec::new(),
             loose: None,
             backward: None,
@@ -108,6 +111,12 @@ impl Schedule {
     /// Z2 or Z3.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// Chooses whether Z2 keeps weights past their backward, because another forward of the same
+    /// weights follows; alike on every rank, and between passes.
+    pub fn keep(&mut self, keeps: bool) {
+        self.keeps = keeps && self.mode == Mode::Z2;
     }
 
     /// Whether the unit's weights were started or have arrived on this rank.
@@ -173,7 +182,7 @@ impl Schedule {
         pending: impl Fn(usize) -> bool,
     ) -> Vec<Action> {
         let mut actions = self.begin_backward();
-        if left && (self.mode == Mode::Z3 || !pending(unit)) {
+        if left && !self.keeps && (self.mode == Mode::Z3 || !pending(unit)) {
             self.reshard(unit, &mut actions);
         }
         let reduced = self.backward.as_ref().map_or(0, |backward| backward.reduced);
@@ -189,7 +198,10 @@ impl Schedule {
             self.pass_backward(0, &mut actions);
         }
         self.reduce(usize::MAX, &mut actions);
-        self.reset(&mut actions);
+        match self.keeps {
+            true => self.rewind(),
+            false => self.reset(&mut actions),
+        }
         actions
     }
 
@@ -324,6 +336,10 @@ impl Schedule {
 
     fn reset(&mut self, actions: &mut Vec<Action>) {
         (0..self.unsharded.len()).for_each(|unit| self.reshard(unit, actions));
+        self.rewind();
+    }
+
+    fn rewind(&mut self) {
         self.forward_cursor = 0;
         self.loose = None;
         self.backward = None;
@@ -333,7 +349,10 @@ impl Schedule {
     fn pass_by(&mut self, unit: usize, actions: &mut Vec<Action>) {
         if !self.unsharded[unit] {
             self.unshard(unit, actions);
-            self.reshard(unit, actions);
+            // What others keep is not broadcast to them again, so this rank keeps it, too.
+            if !self.keeps {
+                self.reshard(unit, actions);
+            }
         }
     }
 
@@ -572,6 +591,27 @@ mod tests {
         assert_eq!(unshards(&forward), touched);
         assert_eq!(unshards(&backward), [1, 0, 2]);
         assert_eq!(reduces(&backward), [1, 0, 2]);
+    }
+
+    #[test]
+    fn kept_weights_are_broadcast_once_for_several_passes() {
+        let all = [0, 1, 2];
+        for touched in [&all[..], &[1], &[]] {
+            let mut schedule = schedule(Mode::Z2, 1);
+            schedule.keep(true);
+            let mut seen = Vec::new();
+            for _ in 0..2 {
+                let (forward, backward) = step(&mut schedule, touched);
+                assert!(forward.iter().chain(&backward).all(|a| !matches!(a, Reshard(_))));
+                assert_eq!(reduces(&backward), [2, 1, 0]);
+                seen.extend(unshards(&[forward, backward].concat()));
+            }
+            schedule.keep(false);
+            let (forward, backward) = step(&mut schedule, touched);
+            seen.extend(unshards(&[forward, backward].concat()));
+            assert_eq!(seen, all, "{touched:?}");
+            assert!(all.iter().all(|&unit| !schedule.is_unsharded(unit)));
+        }
     }
 
     #[test]

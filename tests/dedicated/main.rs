@@ -9,6 +9,7 @@ mod gradients;
 mod hsdp;
 mod layers;
 mod memory;
+mod options;
 mod programs;
 mod sharded;
 mod steps;

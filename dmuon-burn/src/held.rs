@@ -1,0 +1,121 @@
+//! The averaged gradients that this rank steps with, out of Burn's container and checked.
+
+use crate::control::digest;
+use crate::error::{Error, Result};
+use crate::groups::Groups;
+use crate::ops::Place;
+use crate::runtime::Runtime;
+use crate::step::Findings;
+use crate::transport::{HostSlice, is_view};
+use crate::values::all_seen;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor};
+use dmuon_core::Holder;
+use dmuon_core::update::rms;
+
+/// The averaged gradients of the parameters this rank holds, on the host.
+pub(crate) struct HeldGradients {
+    /// By parameter.
+    slices: Vec<Option<HostSlice>>,
+    device: Option<Device>,
+}
+
+impl HeldGradients {
+    pub(crate) fn take<M: Module>(
+        runtime: &Runtime,
+        model: &M,
+        gradients: GradientsParams,
+    ) -> Result<Self> {
+        let num_parameters = runtime.parameters().len();
+        let slices = (0..num_parameters).map(|_| None).collect();
+        let held = Self { slices, device: None };
+        let seen = vec![false; num_parameters];
+        let mut visitor = TakeHeld { runtime, gradients, held, seen, failure: None };
+        model.visit(&mut visitor);
+        all_seen(runtime, &visitor.seen)?;
+        let TakeHeld { mut held, failure, .. } = visitor;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        // This rank's loss may not have touched the model at all; others still need it.
+        for (parameter, Place { storage, slot }) in runtime.catch_up()? {
+            held.slices[parameter].get_or_insert(HostSlice::Packed(storage, slot));
+        }
+        Ok(held)
+    }
+
+    /// Parameters this rank should update but has no gradient for.
+    pub(crate) fn missing(&self, runtime: &Runtime) -> Vec<String> {
+        let missing = |&index: &usize| runtime.trains(index) && self.slices[index].is_none();
+        (0..self.slices.len()).filter(missing).map(|index| runtime.name(index)).collect()
+    }
+
+    pub(crate) fn get(&self, parameter: usize) -> Option<&[f32]> {
+        self.slices[parameter].as_ref().map(HostSlice::as_slice)
+    }
+
+    /// Where the parameters live.
+    pub(crate) fn device(&self) -> &Device {
+        self.device.as_ref().unwrap_or_else(|| unreachable!("a gradient was taken from a device"))
+    }
+
+    /// Looks at every gradient once: is it finite, and how large is it.
+    pub(crate) fn examine(&self, runtime: &Runtime, groups: &Groups) -> Findings {
+        let sums_of_squares = vec![0.0; groups.max_norms.len()];
+        let mut findings = Findings { sums_of_squares, ..Findings::default() };
+        let (mut replicated, mut sharded) = (Vec::new(), Vec::new());
+        for index in 0..self.slices.len() {
+            let Some(gradient) = self.get(index) else { continue };
+            match runtime.holder(index) {
+                Holder::Owner(_) => {}
+                Holder::Shards => sharded.extend((index as u64).to_le_bytes()),
+                Holder::Everyone => replicated.extend((index as u64).to_le_bytes()),
+            }
+            let mean_square = rms(gradient).powi(2);
+            if !mean_square.is_finite() {
+                findings.non_finite.get_or_insert(index);
+            }
+            if runtime.counts(index) {
+                let norm = groups.settings[index].norm;
+                findings.sums_of_squares[norm] += mean_square * gradient.len() as f64;
+            }
+        }
+        findings.terms.gradients = digest(&replicated);
+        findings.terms.sharded_gradients = digest(&sharded);
+        findings
+    }
+}
+
+struct TakeHeld<'a> {
+    runtime: &'a Runtime,
+    gradients: GradientsParams,
+    held: HeldGradients,
+    seen: Vec<bool>,
+    /// The first thing wrong with the model or its gradients.
+    failure: Option<Error>,
+}
+
+impl ModuleVisitor for TakeHeld<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(index) = self.runtime.find(param.id) else { return };
+        self.seen[index] = true;
+        self.held.device.get_or_insert_with(|| param.lazy_device());
+        if !self.runtime.trains(index) {
+            return;
+        }
+        let place = self.runtime.published_place(index);
+        if place.is_some_and(|place| !is_view(param.base(), &place.storage, &place.slot)) {
+            let (rank, parameter) = (self.runtime.rank(), self.runtime.name(index));
+            self.failure.get_or_insert(Error::StaleWeight { rank, parameter });
+        }
+        let Some(gradient) = self.gradients.remove::<D>(param.id) else { return };
+        let expected = self.runtime.held_slot(index).map_or(0, |slot| slot.num_elems);
+        let found = gradient.shape().num_elements();
+        if found != expected {
+            let parameter = self.runtime.name(index);
+            self.failure.get_or_insert(Error::GradientShape { parameter, expected, found });
+        }
+        self.held.slices[index] = Some(HostSlice::new(gradient));
+    }
+}
