@@ -66,7 +66,7 @@ pub use dmuon_burn::{
 };
 pub use dmuon_core::newton_schulz;
 pub use dmuon_core::{
-    EngineOptions, EventKind, Holding, Mesh, MeshShape, OpKind, Rank, World, catch,
+    EngineOptions, EventKind, FloatType, Holding, Mesh, MeshShape, OpKind, Rank, World, catch,
 };
 pub use dmuon_partition as partition;
 pub use dmuon_partition::{BoundaryRule, CostModel, Mode, Plan, Strictness};
@@ -81,8 +81,8 @@ pub use dmuon_hccl as hccl;
 /// What a training program needs.
 pub mod prelude {
     pub use crate::{
-        Boundary, BoundaryRule, Dedicate, Dedicated, FullyShard, Hooked, Matrices, Mesh, Mode,
-        Muon, MuonConfig, NonFinite, OptimizerGroup, Rank, Rates, ReplicatePublish, Route, Rule,
-        StepReport, Strictness, UpdateScale, World,
+        Boundary, BoundaryRule, Dedicate, Dedicated, FloatType, FullyShard, Hooked, Matrices, Mesh,
+        Mode, Muon, MuonConfig, NonFinite, OptimizerGroup, Rank, Rates, ReplicatePublish, Route,
+        Rule, StepReport, Strictness, UpdateScale, World,
     };
 }

@@ -10,10 +10,29 @@ use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
     Reparameterization,
 };
-use burn::tensor::{Device, Tensor};
-use dmuon_core::Pass;
+use burn::tensor::{Device, FloatDType, Tensor};
+use dmuon_core::{FloatType, Pass};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
+
+thread_local! {
+    /// Whether values are about to be replaced, so that none need be fetched.
+    static EXPORTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f` with parameters that give what they store instead of whole weights.
+pub(crate) fn exporting<T>(f: impl FnOnce() -> T) -> T {
+    struct Stop;
+    impl Drop for Stop {
+        fn drop(&mut self) {
+            EXPORTING.set(false);
+        }
+    }
+    EXPORTING.set(true);
+    let _stop = Stop;
+    f()
+}
 
 /// dmuon's reparameterization of a parameter.
 #[derive(Module, Debug)]
@@ -96,8 +115,15 @@ impl SlotHandle {
     fn fetch<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let runtime = &self.runtime;
         let frozen = !base.is_require_grad();
-        if frozen && !runtime.moves(self.parameter) {
+        if EXPORTING.get() {
             return base;
+        }
+        if frozen && !runtime.moves(self.parameter) {
+            return match runtime.weight_float() {
+                FloatType::F32 => base,
+                FloatType::F16 => base.cast(FloatDType::F16),
+                FloatType::Bf16 => base.cast(FloatDType::BF16),
+            };
         }
         if !base.is_autodiff() {
             return self.read(base, Pass::Evaluation);

@@ -11,7 +11,7 @@ use crate::rules::Rule;
 use crate::select::Matrices;
 use crate::setup::{ReplicatePublish, Setup};
 use burn::module::Module;
-use dmuon_core::{ExchangeOptions, Mesh};
+use dmuon_core::{ExchangeOptions, FloatType, Mesh};
 use dmuon_partition::{BoundaryRule, CostModel, Mode};
 
 /// Gives every Muon matrix of a Burn model one owner rank.
@@ -69,7 +69,7 @@ impl Dedicate {
             setup: Setup {
                 request,
                 mesh: mesh.clone(),
-                options: ExchangeOptions { mode: Mode::Z2, prefetch: 1 },
+                options: ExchangeOptions { prefetch: 1, ..ExchangeOptions::new(Mode::Z2) },
                 publish: ReplicatePublish::default(),
             },
         }
@@ -116,6 +116,23 @@ impl Dedicate {
     #[must_use]
     pub fn prefetch(mut self, boundaries: usize) -> Self {
         self.setup.options.prefetch = boundaries;
+        self
+    }
+
+    /// Sets what weights travel and are used in: `val()` of every parameter of the model then gives
+    /// that type, and activations must have it, too; casting them, and the loss, is the model's own
+    /// affair. Stored values, momentum, updates and sums stay `f32`.
+    #[must_use]
+    pub fn compute_type(mut self, float: FloatType) -> Self {
+        self.setup.options.weights = float;
+        self
+    }
+
+    /// Sets what gradients travel in, `f32` by default; they are summed in `f32` all the same, and
+    /// each reduce rounds its result once more.
+    #[must_use]
+    pub fn reduce_type(mut self, float: FloatType) -> Self {
+        self.setup.options.gradients = float;
         self
     }
 

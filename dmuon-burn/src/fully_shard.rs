@@ -10,7 +10,7 @@ use crate::route::Route;
 use crate::rules::Rule;
 use crate::setup::{ReplicatePublish, Setup};
 use burn::module::Module;
-use dmuon_core::{ExchangeOptions, Mesh};
+use dmuon_core::{ExchangeOptions, FloatType, Mesh};
 use dmuon_partition::{BoundaryRule, CostModel, Mode};
 
 /// Shards the parameters of a model that no rank owns: embeddings, heads, norms, biases; all of a
@@ -66,6 +66,8 @@ pub struct FullyShard {
     boundaries: Option<BoundaryRule>,
     mode: Option<Mode>,
     prefetch: Option<usize>,
+    weights: Option<FloatType>,
+    gradients: Option<FloatType>,
 }
 
 impl FullyShard {
@@ -73,7 +75,15 @@ impl FullyShard {
     /// dedicated model's; without one `layers.N`, `blocks.N`, `h.N`, `layer.N`, gathering again in
     /// backward, one boundary ahead.
     pub fn new(mesh: &Mesh) -> Self {
-        Self { mesh: mesh.clone(), rules: Vec::new(), boundaries: None, mode: None, prefetch: None }
+        Self {
+            mesh: mesh.clone(),
+            rules: Vec::new(),
+            boundaries: None,
+            mode: None,
+            prefetch: None,
+            weights: None,
+            gradients: None,
+        }
     }
 
     /// Gives trainable parameters that are not dedicated and whose full name matches `pattern`
@@ -114,6 +124,21 @@ impl FullyShard {
         self
     }
 
+    /// Sets what weights travel and are used in; as
+    /// [`Dedicate::compute_type`](crate::Dedicate::compute_type).
+    #[must_use]
+    pub fn compute_type(mut self, float: FloatType) -> Self {
+        self.weights = Some(float);
+        self
+    }
+
+    /// Sets what gradients travel in; as [`Dedicate::reduce_type`](crate::Dedicate::reduce_type).
+    #[must_use]
+    pub fn reduce_type(mut self, float: FloatType) -> Self {
+        self.gradients = Some(float);
+        self
+    }
+
     /// Plans, checks that all ranks agree, and shards the model. A dedicated model keeps its values
     /// and its owners; use the handle returned, not `Dedicate`'s, from here on, and make the
     /// optimizer with it.
@@ -151,7 +176,12 @@ impl FullyShard {
             cost: CostModel::default(),
         };
         let mode = self.mode.unwrap_or(Mode::Z3);
-        let options = ExchangeOptions { mode, prefetch: self.prefetch.unwrap_or(1) };
+        let options = ExchangeOptions {
+            prefetch: self.prefetch.unwrap_or(1),
+            weights: self.weights.unwrap_or_default(),
+            gradients: self.gradients.unwrap_or_default(),
+            ..ExchangeOptions::new(mode)
+        };
         Setup { mesh: self.mesh, request, options, publish: ReplicatePublish::default() }
     }
 
@@ -169,6 +199,12 @@ impl FullyShard {
         }
         if self.prefetch.is_some_and(|prefetch| prefetch != before.options.prefetch) {
             return contradicts("another prefetch depth");
+        }
+        if self.weights.is_some_and(|float| float != before.options.weights) {
+            return contradicts("another compute type");
+        }
+        if self.gradients.is_some_and(|float| float != before.options.gradients) {
+            return contradicts("another reduce type");
         }
         if self.boundaries.is_some() {
             return contradicts("boundaries of its own");

@@ -7,7 +7,7 @@ use crate::transport::Transport;
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::NodeId;
 use burn::backend::tensor::{Device, FloatTensor};
-use dmuon_core::Pass;
+use dmuon_core::{FloatType, Pass};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -128,11 +128,12 @@ impl Fetch {
         if published.is_some_and(|place| !B::is_view(&base, &place.storage, &place.slot)) {
             unwind(runtime.stale_weight(self.parameter));
         }
+        let float = runtime.weight_float();
         if !runtime.moves(self.parameter) {
-            return base;
+            return B::rounded(base, float);
         }
         let place = runtime.weight(self).unwrap_or_else(|error| unwind(error));
-        match runtime.owns(self.parameter) {
+        match runtime.owns(self.parameter) && float == FloatType::F32 {
             true => base,
             false => B::view(&base.device(), &place.storage, &place.slot),
         }

@@ -117,7 +117,8 @@ impl<B: HookOps + Transport, C: CheckpointStrategy> HookOps for Autodiff<B, C> {
     fn dmuon_enter(x: FloatTensor<Self>, root: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {
         let (primitive, guard) = x.into_parts();
         let guards = [guard, root.node()];
-        let input = Input { device: primitive.device(), shape: primitive.shape() };
+        let dtype = primitive.dtype().into();
+        let input = Input { device: primitive.device(), shape: primitive.shape(), dtype };
         match Backward::<B, 2>::prepare::<C>(Enter, guards).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((hook, input), primitive),
             OpsKind::UnTracked(prep) => prep.finish(primitive),
@@ -208,6 +209,7 @@ struct Enter;
 struct Input<D> {
     device: D,
     shape: Shape,
+    dtype: FloatDType,
 }
 
 impl<B: HookOps + Transport> Backward<B, 2> for Enter {
@@ -220,7 +222,7 @@ impl<B: HookOps + Transport> Backward<B, 2> for Enter {
             // A boundary that ignores its input leaves no gradient, but whatever made the input is
             // on the tape because of the token, and Burn panics where a gradient is missing.
             let gradient = quietly(|| grads.consume::<B>(&ops.node))
-                .unwrap_or_else(|| B::float_zeros(input.shape, &input.device, FloatDType::F32));
+                .unwrap_or_else(|| B::float_zeros(input.shape, &input.device, input.dtype));
             grads.register::<B>(parent.id, gradient);
         }
     }

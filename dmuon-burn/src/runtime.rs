@@ -12,8 +12,9 @@ use crate::transport::PackStorage;
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use dmuon_core::{
-    Address, Buffer, Coordinate, Exchange, HeldPack, Holder, Holding, Mesh, PackView, PackedLayout,
-    Pass, Rank, Reach, Recorder, ReducedPack, ShardLayout, Slot, Unit, World,
+    Address, Buffer, Coordinate, Exchange, FloatType, HeldPack, Holder, Holding, Mesh, PackView,
+    PackedLayout, Pass, Rank, Reach, Recorder, ReducedPack, ShardLayout, SharedBuffer, Slot, Unit,
+    World,
 };
 use dmuon_partition::{Mode, Plan};
 use std::any::Any;
@@ -303,16 +304,6 @@ impl Runtime {
         Ok(self.place(fetch.parameter, storage))
     }
 
-    /// Takes part in an evaluation's read of the parameter, on a rank that needs no values.
-    pub(crate) fn read(&self, parameter: usize) -> Result<()> {
-        if self.moves(parameter) {
-            let address = self.parameters[parameter].address;
-            let pass = Pass::Evaluation;
-            self.lock().exchange.weights(address.unit, address.pack, false, pass)?;
-        }
-        Ok(())
-    }
-
     /// The whole parameter's place in `storage`, which is all of its pack.
     pub(crate) fn place(&self, parameter: usize, storage: PackStorage) -> Place {
         Place { storage, slot: self.whole_slot(parameter).clone() }
@@ -331,9 +322,19 @@ impl Runtime {
         self.held_place(parameter, self.published(address.unit, address.pack)?)
     }
 
-    /// The storage of a pack this rank holds.
+    /// The storage of a pack this rank makes, in `f32`.
     pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<PackStorage> {
-        self.lock().exchange.published(unit, pack).cloned()
+        Some(self.lock().exchange.published(unit, pack)?.1.clone())
+    }
+
+    /// The buffer of a pack this rank makes, in `f32`.
+    pub(crate) fn master(&self, unit: usize, pack: usize) -> Option<SharedBuffer> {
+        Some(self.lock().exchange.published(unit, pack)?.0.clone())
+    }
+
+    /// What weights are used in.
+    pub(crate) fn weight_float(&self) -> FloatType {
+        self.setup.options.weights
     }
 
     pub(crate) fn stale_weight(&self, parameter: usize) -> Error {
@@ -451,7 +452,7 @@ impl Runtime {
         let mut averaged = Vec::new();
         for pack in reduced {
             let lease = self.world().ledger().hold(Holding::Gradients, pack.buffer.freeze());
-            let storage = PackStorage::new(lease);
+            let storage = PackStorage::new(lease, FloatType::F32);
             for (&parameter, &num_ranks) in
                 self.in_pack(pack.unit, pack.pack).iter().zip(&pack.num_ranks)
             {

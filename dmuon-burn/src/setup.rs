@@ -77,7 +77,7 @@ impl Setup {
 
     fn describe(&self, blueprint: &Blueprint) -> Description {
         let parameters = blueprint.parameters.iter().zip(&blueprint.routes.entries);
-        let ExchangeOptions { mode, prefetch } = self.options;
+        let ExchangeOptions { mode, prefetch, weights, gradients } = self.options;
         let hooks =
             blueprint.units.iter().map(|unit| format!("{}={:?}", unit.name, unit.placement));
         let routes = parameters.clone().map(|(parameter, entry)| {
@@ -90,7 +90,7 @@ impl Setup {
                 .map(|(parameter, _)| format!("\"{}\" {:?}", parameter.name, parameter.shape))
                 .collect(),
             dedication: format!(
-                "{mode} prefetch={prefetch} {} {routes}",
+                "{mode} prefetch={prefetch} weights={weights} gradients={gradients} {} {routes}",
                 hooks.collect::<Vec<_>>().join(" ")
             ),
         }

@@ -1,43 +1,43 @@
 //! Packed host buffers as tensors and back: the only place that knows a backend's storage.
 
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, Shape, Tensor};
+use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, Tensor};
 use burn_flex::{FlexTensor, Layout};
-use dmuon_core::{Lease, PackView, Slot};
+use dmuon_core::{FloatType, Lease, PackView, Slot};
 use std::fmt;
 use std::sync::Arc;
 
 /// A packed buffer as storage that tensors can share.
 #[derive(Clone)]
-pub(crate) struct PackStorage(Arc<Bytes>);
+pub(crate) struct PackStorage {
+    bytes: Arc<Bytes>,
+    float: FloatType,
+}
 
 impl PackStorage {
-    /// The whole buffer.
-    pub(crate) fn as_f32(&self) -> &[f32] {
-        bytemuck::cast_slice(&self.0)
-    }
-
-    /// One parameter's elements.
+    /// One parameter's elements, of a buffer of `f32`.
     pub(crate) fn slot(&self, slot: &Slot) -> &[f32] {
-        &self.as_f32()[slot.range()]
+        debug_assert_eq!(self.float, FloatType::F32);
+        &bytemuck::cast_slice(&self.bytes)[slot.range()]
     }
 }
 
 impl PackView for PackStorage {
-    fn new(lease: Lease) -> Self {
+    fn new(lease: Lease, float: FloatType) -> Self {
         let bytes = bytes::Bytes::from_owner(lease);
-        Self(Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)))
+        Self { bytes: Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)), float }
     }
 
     fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
+        Arc::strong_count(&self.bytes) == 1
     }
 }
 
 impl fmt::Debug for PackStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PackStorage({} bytes)", self.0.len())
+        write!(f, "PackStorage({} bytes of {})", self.bytes.len(), self.float)
     }
 }
 
@@ -49,7 +49,10 @@ pub(crate) trait Transport: Backend {
     /// Whether `tensor` is the slot's very memory rather than equal numbers elsewhere.
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
 
-    /// The tensor's elements on the host.
+    /// The tensor in the type that weights are used in.
+    fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self>;
+
+    /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
 }
 
@@ -58,17 +61,38 @@ impl Transport for Flex {
         let shape = Shape::from(slot.shape.clone());
         let strides = Layout::contiguous(shape.clone()).strides().to_vec();
         let layout = Layout::new(shape, strides, slot.offset);
-        FlexTensor::from_arc(storage.0.clone(), layout, DType::F32)
+        FlexTensor::from_arc(storage.bytes.clone(), layout, dtype(storage.float))
     }
 
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
-        Arc::ptr_eq(&tensor.data_arc(), &storage.0)
+        Arc::ptr_eq(&tensor.data_arc(), &storage.bytes)
             && tensor.layout().start_offset() == slot.offset
             && tensor.shape().num_elements() == slot.num_elems
     }
 
+    fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self> {
+        match float {
+            FloatType::F32 => tensor,
+            FloatType::F16 => Self::float_cast(tensor, FloatDType::F16),
+            FloatType::Bf16 => Self::float_cast(tensor, FloatDType::BF16),
+        }
+    }
+
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
+        let tensor = match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => Self::float_cast(tensor, FloatDType::F32),
+        };
         HostSlice::Shared(tensor.to_contiguous())
+    }
+}
+
+/// What Burn calls a type that weights travel in.
+pub(crate) fn dtype(float: FloatType) -> DType {
+    match float {
+        FloatType::F32 => DType::F32,
+        FloatType::F16 => DType::F16,
+        FloatType::Bf16 => DType::BF16,
     }
 }
 

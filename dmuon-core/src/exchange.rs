@@ -9,8 +9,8 @@
 use crate::gradients::Gradients;
 use crate::weights::Weights;
 use crate::{
-    Action, Address, Buffer, EventKind, Mesh, PackView, Pass, Placement, Reach, Recorder,
-    ReducedPack, Result, Schedule, Unit,
+    Action, Address, Buffer, EventKind, FloatType, Mesh, PackView, Pass, Placement, Reach,
+    Recorder, ReducedPack, Result, Schedule, SharedBuffer, Unit,
 };
 use dmuon_partition::Mode;
 use std::sync::Arc;
@@ -23,6 +23,17 @@ pub struct ExchangeOptions {
     pub mode: Mode,
     /// How many boundaries ahead weights are broadcast.
     pub prefetch: usize,
+    /// What weights travel and are used in; masters are `f32`.
+    pub weights: FloatType,
+    /// What gradients travel in; they are summed in `f32`.
+    pub gradients: FloatType,
+}
+
+impl ExchangeOptions {
+    /// Everything in `f32`, no prefetch.
+    pub fn new(mode: Mode) -> Self {
+        Self { mode, prefetch: 0, weights: FloatType::F32, gradients: FloatType::F32 }
+    }
 }
 
 /// A unit's weights that something outside kept alive past their release.
@@ -53,8 +64,8 @@ impl<V: PackView> Exchange<V> {
         let units: Arc<[Unit]> = units.into();
         Self {
             schedule: Schedule::new(options.mode, options.prefetch, &placements),
-            weights: Weights::new(mesh, units.clone()),
-            gradients: Gradients::new(mesh, units.clone()),
+            weights: Weights::new(mesh, units.clone(), options.weights),
+            gradients: Gradients::new(mesh, units.clone(), options.gradients),
             recorder: mesh.world().recorder().clone(),
             units,
             held: Vec::new(),
@@ -135,8 +146,9 @@ impl<V: PackView> Exchange<V> {
         drained
     }
 
-    /// The view published last for a pack this rank owns.
-    pub fn published(&self, unit: usize, pack: usize) -> Option<&V> {
+    /// The weights published last for a pack that this rank makes, in `f32`: the buffer and its
+    /// view.
+    pub fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, V)> {
         self.weights.published(unit, pack)
     }
 

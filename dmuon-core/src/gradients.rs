@@ -1,8 +1,8 @@
 //! Gradients on their way to whoever holds the parameter: packed, summed over ranks, then averaged.
 
 use crate::{
-    Address, Axis, Buffer, BufferPool, Call, Element, Group, Holder, Mesh, Op, Pack, PackedLayout,
-    Result, ShardLayout, SharedBuffer, Slot, Stream, Unit, Work,
+    Address, Axis, Buffer, BufferPool, Call, FloatType, Group, Holder, Mesh, Op, Pack,
+    PackedLayout, Result, ShardLayout, SharedBuffer, Slot, Stream, Unit, Work,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,6 +17,8 @@ pub(crate) struct Gradients {
     replicate: Arc<dyn Group>,
     pool: BufferPool,
     deadline: Duration,
+    /// What gradients travel in.
+    float: FloatType,
     units: Arc<[Unit]>,
     /// `filling[unit][pack]`: what this rank's backward has produced so far.
     filling: Vec<Vec<Option<Filling>>>,
@@ -74,7 +76,7 @@ pub struct ReducedPack {
 }
 
 impl Gradients {
-    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>) -> Self {
+    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
         let group = |axis| mesh.group(axis, Stream::Gradients).clone();
         let world = mesh.world();
         let mut this = Self {
@@ -82,6 +84,7 @@ impl Gradients {
             replicate: group(Axis::Replicate),
             pool: world.pool().clone(),
             deadline: world.deadline(),
+            float,
             units,
             filling: Vec::new(),
             first_stage: VecDeque::new(),
@@ -185,7 +188,7 @@ impl Gradients {
         let num_ranks = self.shard.size() * self.replicate.size();
         let mut reduced = Vec::new();
         for InFlight { unit, pack, work } in std::mem::take(&mut self.last_stage) {
-            let Some(sum) = work.wait(self.deadline)? else { continue };
+            let Some(sum) = self.sum(work)? else { continue };
             // An all-reduce may hand the very same memory to every rank of the process.
             let mut buffer =
                 sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
@@ -201,14 +204,14 @@ impl Gradients {
         let Some(InFlight { unit, pack, work }) = self.first_stage.pop_front() else {
             return Ok(());
         };
-        let kept = &mut self.kept[unit][pack];
+        let kept = self.kept[unit][pack].take();
         let deferred = self.reach == Reach::Replica;
         if self.replicate.size() == 1 && !deferred && kept.is_none() {
             self.last_stage.push(InFlight { unit, pack, work });
             return Ok(());
         }
-        let Some(sum) = work.wait(self.deadline)? else { return Ok(()) };
-        let sum = match kept.take() {
+        let Some(sum) = self.sum(work)? else { return Ok(()) };
+        let sum = match kept {
             None => sum,
             Some(mut kept) => {
                 kept.as_f32_mut().iter_mut().zip(sum.as_f32()).for_each(|(kept, sum)| *kept += sum);
@@ -240,9 +243,14 @@ impl Gradients {
             }
         };
         let shape = self.shape(unit, pack);
-        let call = Call::new(op, name.clone(), Element::F32, shape.part_elems())
+        let call = Call::new(op, name.clone(), self.float.element(), shape.part_elems())
             .with_payload(shape.payload_elems());
-        group.start(call, Some(buffer))
+        group.start(call, Some(self.float.narrow(buffer, &self.pool)))
+    }
+
+    /// What a reduce gave this rank, in `f32`.
+    fn sum(&self, work: Work) -> Result<Option<SharedBuffer>> {
+        Ok(work.wait(self.deadline)?.map(|sum| self.float.widen(sum, &self.pool)))
     }
 
     /// The pack's buffer with zeros where this rank has nothing, and the presence lanes set.

@@ -135,6 +135,10 @@ pub enum Element {
     F32,
     /// Double precision, summed in double precision.
     F64,
+    /// Half precision, summed in single precision and rounded once.
+    F16,
+    /// bfloat16, summed in single precision and rounded once.
+    Bf16,
     /// Bytes: moved, never summed.
     U8,
 }
@@ -313,14 +317,17 @@ impl Element {
         match self {
             Self::F32 => 4,
             Self::F64 => 8,
+            Self::F16 | Self::Bf16 => 2,
             Self::U8 => 1,
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
             Self::U8 => "u8",
         }
     }

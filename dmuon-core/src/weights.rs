@@ -1,7 +1,7 @@
 //! Whole weights on this rank: what its column keeps and its owners publish, and copies on loan.
 
 use crate::{
-    Axis, Buffer, BufferPool, Call, Coordinate, Element, Group, Holder, Holding, Lease, Ledger,
+    Axis, Buffer, BufferPool, Call, Coordinate, FloatType, Group, Holder, Holding, Lease, Ledger,
     Mesh, Op, Pack, Result, ShardLayout, SharedBuffer, Stream, Unit, Work,
 };
 use std::fmt::Debug;
@@ -10,8 +10,9 @@ use std::time::Duration;
 
 /// What the runtime above makes of a packed buffer once it is here, e.g. storage for tensors.
 pub trait PackView: Clone + Debug {
-    /// Wraps a buffer that this rank may read while the view, or anything made from it, lives.
-    fn new(lease: Lease) -> Self;
+    /// Wraps a buffer of `float`s that this rank may read while the view, or anything made from
+    /// it, lives.
+    fn new(lease: Lease, float: FloatType) -> Self;
 
     /// Whether nothing else uses the buffer through this view.
     fn is_unique(&self) -> bool;
@@ -26,6 +27,8 @@ pub(crate) struct Weights<V> {
     pool: BufferPool,
     ledger: Ledger,
     deadline: Duration,
+    /// What weights travel and are used in.
+    float: FloatType,
     units: Arc<[Unit]>,
     /// `kept[unit][pack]`: the published weights of the packs of this rank's column, and its parts
     /// of the sharded ones.
@@ -39,8 +42,11 @@ enum Kept<V> {
     /// On its way from the owner, which is in another replica.
     Arriving(Work),
     Here {
+        /// In the type that weights travel in.
         buffer: SharedBuffer,
         view: V,
+        /// In `f32`, on a rank that makes the weights.
+        master: Option<(SharedBuffer, V)>,
     },
 }
 
@@ -51,7 +57,7 @@ enum Copy<V> {
 }
 
 impl<V: PackView> Weights<V> {
-    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>) -> Self {
+    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
         let group = |axis| mesh.group(axis, Stream::Weights).clone();
         let world = mesh.world();
         Self {
@@ -61,6 +67,7 @@ impl<V: PackView> Weights<V> {
             pool: world.pool().clone(),
             ledger: world.ledger().clone(),
             deadline: world.deadline(),
+            float,
             kept: units.iter().map(|unit| unit.packs.iter().map(|_| None).collect()).collect(),
             copies: units.iter().map(|unit| unit.packs.iter().map(|_| None).collect()).collect(),
             units,
@@ -86,15 +93,22 @@ impl<V: PackView> Weights<V> {
     }
 
     /// Makes `buffer` the pack's weights on the rank that made them, and starts sending them to its
-    /// column; later broadcasts along the shard axis send it.
+    /// column, rounded to what weights travel in; later broadcasts along the shard axis send the
+    /// same. Returns a view of `buffer`.
     pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<V> {
-        let buffer = buffer.freeze();
+        let master = buffer.freeze();
+        let buffer = self.float.narrow(master.clone(), &self.pool);
         if let Some(owner) = self.units[unit].packs[pack].holder.owner() {
             self.replicate(unit, pack, owner, Some(buffer.clone()))?;
         }
-        let view = self.keep(&buffer);
-        self.kept[unit][pack] = Some(Kept::Here { buffer, view: view.clone() });
-        Ok(view)
+        let master_view = self.keep(&master, FloatType::F32);
+        let view = match self.float {
+            FloatType::F32 => master_view.clone(),
+            float => self.keep(&buffer, float),
+        };
+        let master = Some((master, master_view.clone()));
+        self.kept[unit][pack] = Some(Kept::Here { buffer, view, master });
+        Ok(master_view)
     }
 
     /// Takes part in a publish by the owner of the pack, which is in this rank's column.
@@ -164,21 +178,24 @@ impl<V: PackView> Weights<V> {
             Some(Copy::Arrived(view)) => view,
             Some(Copy::Started(work)) => match work.wait(self.deadline)? {
                 None => return Ok(None),
-                Some(buffer) => V::new(self.ledger.hold(Holding::Weights, buffer)),
+                Some(buffer) => V::new(self.ledger.hold(Holding::Weights, buffer), self.float),
             },
         };
         self.copies[unit][pack] = Some(Copy::Arrived(view.clone()));
         Ok(Some(view))
     }
 
-    /// The weights published last for a pack that this rank made.
-    pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<&V> {
-        self.here(unit, pack).map(|(_, view)| view)
+    /// The weights published last for a pack that this rank made, in `f32`.
+    pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, V)> {
+        match &self.kept[unit][pack] {
+            Some(Kept::Here { master, .. }) => master.as_ref(),
+            _ => None,
+        }
     }
 
     fn here(&self, unit: usize, pack: usize) -> Option<(&SharedBuffer, &V)> {
         match &self.kept[unit][pack] {
-            Some(Kept::Here { buffer, view }) => Some((buffer, view)),
+            Some(Kept::Here { buffer, view, .. }) => Some((buffer, view)),
             _ => None,
         }
     }
@@ -191,14 +208,14 @@ impl<V: PackView> Weights<V> {
             return Ok(());
         };
         if let Some(buffer) = work.wait(self.deadline)? {
-            let view = self.keep(&buffer);
-            self.kept[unit][pack] = Some(Kept::Here { buffer, view });
+            let view = self.keep(&buffer, self.float);
+            self.kept[unit][pack] = Some(Kept::Here { buffer, view, master: None });
         }
         Ok(())
     }
 
-    fn keep(&self, buffer: &SharedBuffer) -> V {
-        V::new(self.ledger.hold(Holding::OwnedWeights, buffer.clone()))
+    fn keep(&self, buffer: &SharedBuffer, float: FloatType) -> V {
+        V::new(self.ledger.hold(Holding::OwnedWeights, buffer.clone()), float)
     }
 
     /// Broadcasts along the replicate axis, where there is one and this is the owner's column.
@@ -219,13 +236,14 @@ impl<V: PackView> Weights<V> {
 
     fn broadcast(&self, name: &Arc<str>, pack: &Pack, root: usize) -> Call {
         let layout = &pack.layout;
-        Call::new(Op::Broadcast { root }, name.clone(), Element::F32, layout.weight_elems())
+        let element = self.float.element();
+        Call::new(Op::Broadcast { root }, name.clone(), element, layout.weight_elems())
             .with_payload(layout.weight_payload_elems())
     }
 
     fn all_gather(&self, name: &Arc<str>, pack: &Pack) -> Call {
         let shards = ShardLayout::new(&pack.layout, self.shard.size());
-        Call::new(Op::AllGather, name.clone(), Element::F32, shards.part_elems())
+        Call::new(Op::AllGather, name.clone(), self.float.element(), shards.part_elems())
             .with_payload(shards.payload_elems())
     }
 

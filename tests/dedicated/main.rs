@@ -10,6 +10,7 @@ mod hsdp;
 mod layers;
 mod memory;
 mod options;
+mod precision;
 mod programs;
 mod sharded;
 mod steps;

@@ -1,7 +1,7 @@
 //! The arithmetic and copying of a collective once all inputs are there; knows nothing of threads.
 
 use crate::{
-    Buffer, BufferPool, Call, Element, Op, SharedBuffer,
+    Buffer, BufferPool, Call, Element, FloatType, Op, SharedBuffer,
     reduce::{Summand, tree_sum},
 };
 
@@ -42,9 +42,20 @@ fn sum(element: Element, inputs: &[&[u8]], pool: &BufferPool) -> Buffer {
     match element {
         Element::F32 => sum_as::<f32>(inputs, &mut output),
         Element::F64 => sum_as::<f64>(inputs, &mut output),
+        Element::F16 => return sum_widened(FloatType::F16, inputs, pool),
+        Element::Bf16 => return sum_widened(FloatType::Bf16, inputs, pool),
         Element::U8 => unreachable!("calls are checked when they start: bytes are never summed"),
     }
     output
+}
+
+/// Sums in `f32` and rounds once.
+fn sum_widened(float: FloatType, inputs: &[&[u8]], pool: &BufferPool) -> Buffer {
+    let widened: Vec<Buffer> = inputs.iter().map(|input| float.widened(input, pool)).collect();
+    let inputs: Vec<&[u8]> = widened.iter().map(Buffer::as_slice).collect();
+    let sum = sum(Element::F32, &inputs, pool).freeze();
+    let narrowed = float.narrow(sum, pool).try_into_unique();
+    narrowed.expect("a narrowed buffer was made here and has one handle")
 }
 
 fn sum_as<T: Summand>(inputs: &[&[u8]], output: &mut Buffer) {
