@@ -9,7 +9,7 @@ use dmuon::partition::MeshError;
 use dmuon::{MeshShape, ReplicatePublish};
 use serde::Serialize;
 
-use crate::model::GptConfig;
+use crate::common::model::GptConfig;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,24 +1,17 @@
-//! Draws the loss of each run over its steps; brings its own font, so nothing need be installed.
+//! Draws the loss of each run over its steps.
 
 use std::ops::Range;
 use std::path::Path;
 
-use epaint_default_fonts::UBUNTU_LIGHT;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{FontStyle, register_font};
 
 use crate::cli::{Args, Optimizer};
-use crate::error::Error;
+use crate::common::error::Error;
+use crate::common::style::{self, BLUE, DrawResult, FAINT, FONT, GREY, INK, ORANGE};
 
 const SIZE: (u32, u32) = (1600, 960);
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(0x26, 0x2b, 0x33);
-const FAINT: RGBColor = RGBColor(0xe6, 0xe8, 0xec);
-const GREY: RGBColor = RGBColor(0x6b, 0x72, 0x80);
-const BLUE: RGBColor = RGBColor(0x1d, 0x5f, 0xc4);
-const ORANGE: RGBColor = RGBColor(0xd9, 0x69, 0x15);
 
 /// The smoothed line looks this part of the run ahead and as far back.
 const SMOOTHING: usize = 30;
@@ -44,7 +37,6 @@ pub(crate) struct Figure<'a> {
 
 type Chart<'a, 'b> =
     ChartContext<'a, BitMapBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type DrawResult = Result<(), Box<dyn std::error::Error>>;
 
 impl Figure<'_> {
     /// Writes a PNG to `path`.
@@ -54,8 +46,7 @@ impl Figure<'_> {
     }
 
     fn try_draw(&self, path: &Path) -> DrawResult {
-        register_font(FONT, FontStyle::Normal, UBUNTU_LIGHT)
-            .map_err(|_| "the font is not valid")?;
+        style::register()?;
         let root = BitMapBackend::new(path, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let (title, plot) = root.split_vertically(120);

@@ -5,11 +5,10 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it talks to whoever runs it")]
 
 mod cli;
-mod data;
+#[path = "../common/mod.rs"]
+mod common;
 mod error;
 mod figure;
-mod model;
-mod random;
 mod report;
 mod run;
 mod sample;

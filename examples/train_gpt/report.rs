@@ -1,20 +1,16 @@
 //! What a run tells: progress on stderr, one JSON line a step, a summary at the end.
 
-use std::fs::{self, File};
-use std::io::{self, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
 use dmuon::MeshShape;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
 use crate::cli::{Mode, Optimizer};
-use crate::data::hex;
-use crate::error::Error;
+use crate::common::error::Error;
+use crate::common::records::{self, JsonLines};
 
 /// Where there is no terminal, so many plain lines stand for the bar.
 const PLAIN_LINES: usize = 15;
@@ -70,8 +66,7 @@ pub(crate) struct Summary {
 #[derive(Debug)]
 pub(crate) struct Reporter {
     bar: Option<ProgressBar>,
-    file: File,
-    path: PathBuf,
+    lines: JsonLines,
     steps: usize,
     records: Vec<StepRecord>,
     start: Instant,
@@ -81,12 +76,9 @@ pub(crate) struct Reporter {
 impl Reporter {
     /// Starts the clock; steps go to `folder/steps.jsonl`.
     pub(crate) fn start(folder: &Path, optimizer: Optimizer, steps: usize) -> Result<Self, Error> {
-        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-        let path = folder.join("steps.jsonl");
         Ok(Self {
             bar: io::stderr().is_terminal().then(|| progress_bar(optimizer, steps)),
-            file: File::create(&path).map_err(Error::io("create", &path))?,
-            path,
+            lines: JsonLines::create(&folder.join("steps.jsonl"))?,
             steps,
             records: Vec::with_capacity(steps),
             start: Instant::now(),
@@ -113,16 +105,10 @@ impl Reporter {
             elapsed_s: elapsed.as_secs_f64(),
         };
         self.last = elapsed;
-        self.append(&record)?;
+        self.lines.append(&record)?;
         self.show(&record);
         self.records.push(record);
         Ok(())
-    }
-
-    fn append(&mut self, record: &StepRecord) -> Result<(), Error> {
-        let json = serde_json::to_string(record);
-        let json = json.map_err(|source| Error::Json { path: self.path.clone(), source })?;
-        writeln!(self.file, "{json}").map_err(Error::io("write", &self.path))
     }
 
     fn show(&self, record: &StepRecord) {
@@ -162,57 +148,6 @@ fn progress_bar(optimizer: Optimizer, steps: usize) -> ProgressBar {
 impl Summary {
     /// Writes `folder/summary.json`, whole or not at all.
     pub(crate) fn write(&self, folder: &Path) -> Result<(), Error> {
-        write_json(&folder.join("summary.json"), self)
-    }
-}
-
-/// Writes a value as JSON, whole or not at all.
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Error> {
-    let json = serde_json::to_string_pretty(value);
-    let json = json.map_err(|source| Error::Json { path: path.into(), source })?;
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-    }
-    let draft = path.with_extension("json.tmp");
-    fs::write(&draft, json + "\n").map_err(Error::io("write", &draft))?;
-    fs::rename(&draft, path).map_err(Error::io("rename to", path))
-}
-
-/// SHA-256 over all weights of a whole model in the order of their names: of each the name, the
-/// shape (`u64`, little-endian) and the values (`f32`, little-endian).
-pub(crate) fn weights_sha256<M: Module>(model: &M) -> String {
-    let mut weights = Weights::default();
-    model.visit(&mut weights);
-    weights.entries.sort();
-    let mut hash = Sha256::new();
-    for (name, bytes) in weights.entries {
-        hash.update(name);
-        hash.update(bytes);
-    }
-    hex(&hash.finalize())
-}
-
-/// Names of parameters, with shape and values as bytes.
-#[derive(Debug, Default)]
-struct Weights {
-    path: Vec<String>,
-    entries: Vec<(String, Vec<u8>)>,
-}
-
-impl ModuleVisitor for Weights {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let tensor = param.val();
-        let shape = tensor.dims();
-        let mut bytes: Vec<u8> = shape.iter().flat_map(|&dim| (dim as u64).to_le_bytes()).collect();
-        bytes.extend(tensor.into_data().iter::<f32>().flat_map(f32::to_le_bytes));
-        self.entries.push((self.path.join("."), bytes));
+        records::write_json(&folder.join("summary.json"), self)
     }
 }

@@ -6,11 +6,12 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::cli::{Args, Optimizer};
-use crate::data::{Batch, Corpus};
+use crate::common::data::{Batch, Corpus};
+use crate::common::model::Gpt;
+use crate::common::records;
 use crate::error::Error;
 use crate::figure::{Curve, Figure};
-use crate::model::Gpt;
-use crate::report::{self, Summary};
+use crate::report::Summary;
 use crate::sample::Sampling;
 use crate::train::{self, Trained};
 
@@ -117,7 +118,7 @@ fn summarize(
         unigram_baseline,
         data: corpus.source.clone(),
         data_sha256: corpus.sha256.clone(),
-        weights_sha256: report::weights_sha256(&trained.model),
+        weights_sha256: records::weights_sha256(&trained.model),
         ns_calls: steps.iter().map(|step| step.ns_calls).sum(),
         bytes_moved: steps.iter().map(|step| step.bytes_moved).sum(),
         bytes_predicted: trained.bytes_predicted,

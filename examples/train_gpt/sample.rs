@@ -3,8 +3,8 @@
 use burn::tensor::activation::softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-use crate::model::Gpt;
-use crate::random::Random;
+use crate::common::model::Gpt;
+use crate::common::random::Random;
 
 /// What to write, and how boldly.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ impl Sampling<'_> {
         for _ in 0..self.bytes {
             let context = &text[text.len().saturating_sub(self.seq_len)..];
             let odds = self.odds(model, context, device);
-            text.push(draw(&odds, random.unit()));
+            text.push(draw(&odds, unit(&mut random)));
         }
         // What a byte-level model writes need not be fit for a terminal.
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -45,6 +45,11 @@ impl Sampling<'_> {
         let last = model.forward(tokens).narrow(1, shape[1] - 1, 1).flatten::<1>(0, 2);
         softmax(last / self.temperature, 0).into_data().iter::<f64>().collect()
     }
+}
+
+/// A number in `[0, 1)`.
+fn unit(random: &mut Random) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// The byte whose slice of `[0, 1)` holds `point`.

@@ -11,10 +11,11 @@ use dmuon::prelude::*;
 use dmuon::{Holding, MeshShape, OpKind, Route};
 
 use crate::cli::{Args, Optimizer};
-use crate::data::{Batch, Corpus, Sequences};
+use crate::common::data::{Batch, Corpus, Sequences};
+use crate::common::model::Gpt;
+use crate::common::records;
 use crate::error::Error;
-use crate::model::Gpt;
-use crate::report::{self, Reporter, StepRecord, Work};
+use crate::report::{Reporter, StepRecord, Work};
 
 /// Share of the steps in which the learning rates rise.
 const WARM_UP: f64 = 0.05;
@@ -75,7 +76,7 @@ impl Job<'_> {
         let mut reporter = match world.rank() {
             Rank(0) => {
                 self.tell_plan(&dedicated);
-                report::write_json(&folder.join("routes.json"), dedicated.routes())?;
+                records::write_json(&folder.join("routes.json"), dedicated.routes())?;
                 Some(Reporter::start(folder, optimizer, args.steps)?)
             }
             _ => None,

@@ -12,7 +12,7 @@ use burn::optim::{GradientsAccumulator, GradientsParams, SgdConfig};
 use burn::tensor::{Tensor, TensorData};
 use dmuon::{
     AdamW, Dedicate, Dedicated, Error, FullyShard, LossScaler, Mesh, Mode, Muon, MuonConfig,
-    NonFinite, OptimizerGroup, Rank, Result, World,
+    NonFinite, OptimizerGroup, Rank, Result, Route, World,
 };
 
 /// (replicate, shard).
@@ -125,6 +125,45 @@ fn decay_is_decoupled_under_every_route_and_exclusions_have_none() {
     for (name, weight) in &some {
         let excluded = name.ends_with(".bias") || name.contains("norm");
         assert_eq!(weight, if excluded { &none[name] } else { &all[name] }, "{name}");
+    }
+}
+
+/// Two steps on gradients of zero: what is left is decay alone.
+fn decayed_only(config: &MuonConfig, net: &Net, lr: f64) -> Named {
+    let mut weights = on_ranks(2, |world| {
+        let mesh = Mesh::new(&world)?;
+        let dedicate = Dedicate::new(&mesh).route("head.weight", Route::AdamWOwned);
+        let (net, _) = dedicate.apply(net.clone().fork(&device()))?;
+        let shard = FullyShard::new(&mesh).route("stem.weight", Route::Replicated);
+        let (mut net, handle) = shard.apply(net)?;
+        for route in [Route::Muon, Route::AdamWOwned, Route::AdamWSharded, Route::Replicated] {
+            assert_ne!(handle.routes().count(route).0, 0, "{route:?}");
+        }
+        let mut muon = config.init(&handle)?;
+        for step in 0..2 {
+            let loss = loss(net.forward(batch(step, world.rank().0))) * 0.0;
+            let gradients = GradientsParams::from_grads(loss.backward(), &net);
+            net = muon.step(lr, net, gradients)?;
+        }
+        Ok::<_, Error>(handle.full_model(&net, Rank(0))?.map(|full| values(&full)))
+    })
+    .unwrap();
+    weights[0].take().unwrap()
+}
+
+#[test]
+fn without_gradients_every_route_shrinks_by_one_minus_rate_times_decay() {
+    let (lr, decay) = (0.02, 0.5);
+    let keep = (1.0 - lr * decay) as f32;
+    let net = net();
+    let adamw = AdamW { weight_decay: decay, ..AdamW::default() };
+    let config = MuonConfig::new().with_adamw(adamw).with_weight_decay(decay);
+    let after = decayed_only(&config.without_decay(["*.bias", "*norm*"]), &net, lr);
+    for (name, before) in values(&net) {
+        let excluded = name.ends_with(".bias") || name.contains("norm");
+        let shrink = |w: &f32| if excluded { *w } else { *w * keep * keep };
+        let expected: Vec<f32> = before.iter().map(shrink).collect();
+        assert_same_bits(&after[&name], &expected, &name);
     }
 }
 

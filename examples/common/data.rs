@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use sha2::{Digest, Sha256};
 
-use crate::error::Error;
-use crate::model::VOCABULARY;
-use crate::random::Random;
+use super::error::Error;
+use super::model::VOCABULARY;
+use super::random::Random;
+use super::records::hex;
 
-/// The sources that cargo had to download to build this example: the default text, some 6 MB.
+/// The sources that cargo had to download to build these examples: the default text, some 6 MB.
 const CRATES: [&str; 7] =
     ["petgraph", "rayon", "clap_builder", "burn-flex", "burn-backend", "burn-nn", "burn-tensor"];
 
@@ -119,11 +120,6 @@ impl Batch {
         };
         Self { inputs: tensor(0), targets: tensor(1) }
     }
-}
-
-/// Lower-case hexadecimal.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The default text: sources of [`CRATES`] or, where cargo keeps none, of this repository.

@@ -29,9 +29,4 @@ impl Random {
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next_u64() % bound as u64) as usize
     }
-
-    /// In `[0, 1)`.
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
-    }
 }

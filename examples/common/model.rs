@@ -56,19 +56,34 @@ impl GptConfig {
 impl Gpt {
     /// Logits `[batch, seq, 256]` for the byte after each of `bytes`, `[batch, seq]`.
     pub(crate) fn forward(&self, bytes: Tensor<2, Int>) -> Tensor<3> {
+        self.forward_seen(bytes, |_| {})
+    }
+
+    /// As [`forward`](Self::forward); `see` is shown what leaves each block, `[batch, seq, width]`.
+    pub(crate) fn forward_seen(
+        &self,
+        bytes: Tensor<2, Int>,
+        mut see: impl FnMut(&Tensor<3>),
+    ) -> Tensor<3> {
         let mut x = self.embed.forward(bytes);
         for block in &self.layers {
             x = block.run(x, |block, x| block.forward(x));
+            see(&x);
         }
         self.head.forward(self.norm.forward(x))
     }
 
     /// Mean cross-entropy, in nats a byte, of `targets` (`[batch, seq]`, as `bytes`).
     pub(crate) fn loss(&self, bytes: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        let logits = self.forward(bytes).flatten::<2>(0, 1);
-        let device = logits.device();
-        CrossEntropyLossConfig::new().init(&device).forward(logits, targets.flatten::<1>(0, 1))
+        cross_entropy(self.forward(bytes), targets)
     }
+}
+
+/// Mean, in nats a byte, of `logits` (`[batch, seq, 256]`) on `targets` (`[batch, seq]`).
+pub(crate) fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
+    let device = logits.device();
+    let logits = logits.flatten::<2>(0, 1);
+    CrossEntropyLossConfig::new().init(&device).forward(logits, targets.flatten::<1>(0, 1))
 }
 
 /// One pre-norm transformer block.
@@ -191,8 +206,8 @@ impl Rotary {
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let [_, _, seq, head_width] = x.dims();
         let half = head_width / 2;
-        let cos = self.cos.clone().narrow(0, 0, seq).unsqueeze::<4>();
-        let sin = self.sin.clone().narrow(0, 0, seq).unsqueeze::<4>();
+        let angles = |t: &Tensor<2>| t.clone().narrow(0, 0, seq).unsqueeze::<4>().cast(x.dtype());
+        let (cos, sin) = (angles(&self.cos), angles(&self.sin));
         let low = x.clone().narrow(3, 0, half);
         let high = x.narrow(3, half, half);
         let turned_low = low.clone() * cos.clone() - high.clone() * sin.clone();
