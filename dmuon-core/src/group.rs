@@ -83,7 +83,7 @@ pub enum Memory {
 }
 
 /// A collective and its root, as a rank in the group. Reductions sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op {
     /// The root's buffer reaches every rank.
     Broadcast {
@@ -128,7 +128,7 @@ pub enum OpKind {
 }
 
 /// What a buffer is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Element {
     /// Single precision, summed in single precision.
@@ -140,7 +140,7 @@ pub enum Element {
 }
 
 /// One collective call; alike on every rank of the group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     /// What to do.
     pub op: Op,

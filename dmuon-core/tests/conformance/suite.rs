@@ -1,8 +1,6 @@
 //! What an engine must bring to run the suite, and what every case may lean on.
 
-use dmuon_core::{
-    Buffer, Call, Element, EngineOptions, Group, Op, Result, SharedBuffer, World, launch_each,
-};
+use dmuon_core::{Buffer, Call, Element, Group, Op, Result, SharedBuffer, World};
 use std::{sync::mpsc, thread, time::Duration};
 
 /// World sizes every case runs at.
@@ -61,16 +59,6 @@ pub(crate) fn outcomes<E: Engine>(
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(E::run(num_ranks, body)));
     receiver.recv_timeout(CASE_LIMIT).expect("the case hangs or its launch panicked")
-}
-
-/// Runs on threads with the given options.
-pub(crate) fn on_threads(
-    num_ranks: usize,
-    options: EngineOptions,
-    body: fn(World) -> Result<()>,
-) -> Vec<Result<()>> {
-    let options = options.with_deadline(PATIENCE);
-    launch_each(num_ranks, &options, body).expect("threads start")
 }
 
 /// Element `at` of the input that `rank` brings: no two alike, and sums that round.
