@@ -25,7 +25,7 @@ mod world;
 
 pub use buffer::{ALIGNMENT, Buffer, SharedBuffer};
 pub use dmuon_partition::{Coordinate, MeshError, MeshShape, Rank};
-pub use engine::{Dump, EngineOptions, Link, Sharing, Verify};
+pub use engine::{Collectives, Dump, EngineOptions, Link, Sharing, Verify};
 pub use error::{CallSite, Error, Result};
 pub use exchange::{Exchange, ExchangeOptions, HeldPack};
 pub use gradients::ReducedPack;

@@ -25,6 +25,8 @@ pub struct EngineOptions {
     pub link: Option<Link>,
     /// Whether calls are compared between processes before they run. Threads always compare.
     pub verify: Verify,
+    /// Who runs the collectives of an engine with a library behind it.
+    pub collectives: Collectives,
 }
 
 /// Whether ranks in one process share memory.
@@ -52,6 +54,20 @@ pub enum Verify {
     Always,
     /// No call.
     Never,
+}
+
+/// Who runs the collectives of an engine that has a library behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Collectives {
+    /// As `DMUON_COLLECTIVES` says (`ordered` or `library`); without that, ordered.
+    #[default]
+    FromEnvironment,
+    /// dmuon, over the library's messages: sums in the canonical order, so that results are those
+    /// of ranks as threads, bit for bit.
+    Ordered,
+    /// The library: sums in whatever order it likes, equal to rounding only.
+    Library,
 }
 
 /// What happens to the flight recordings when a launch fails.
@@ -87,6 +103,7 @@ impl Default for EngineOptions {
             dump: Dump::FromEnvironment,
             link: None,
             verify: Verify::FromEnvironment,
+            collectives: Collectives::FromEnvironment,
         }
     }
 }
@@ -124,6 +141,13 @@ impl EngineOptions {
     #[must_use]
     pub fn with_verify(mut self, verify: Verify) -> Self {
         self.verify = verify;
+        self
+    }
+
+    /// Options with a choice of who runs the collectives.
+    #[must_use]
+    pub fn with_collectives(mut self, collectives: Collectives) -> Self {
+        self.collectives = collectives;
         self
     }
 
@@ -166,6 +190,19 @@ impl EngineOptions {
             },
         }
     }
+
+    /// Who runs the collectives, after asking the environment: never
+    /// [`Collectives::FromEnvironment`].
+    ///
+    /// # Errors
+    /// `DMUON_COLLECTIVES` is neither `ordered` nor `library`.
+    pub fn resolved_collectives(&self) -> Result<Collectives> {
+        match (self.collectives, std::env::var("DMUON_COLLECTIVES")) {
+            (Collectives::FromEnvironment, Ok(value)) => parse_collectives(&value),
+            (Collectives::FromEnvironment, Err(_)) => Ok(Collectives::Ordered),
+            (chosen, _) => Ok(chosen),
+        }
+    }
 }
 
 impl Link {
@@ -194,6 +231,18 @@ fn parse_switch(value: &str) -> Result<bool> {
             variable: "DMUON_VERIFY",
             value: value.into(),
             expected: "0 or 1",
+        }),
+    }
+}
+
+fn parse_collectives(value: &str) -> Result<Collectives> {
+    match value.trim() {
+        "ordered" => Ok(Collectives::Ordered),
+        "library" => Ok(Collectives::Library),
+        _ => Err(Error::Environment {
+            variable: "DMUON_COLLECTIVES",
+            value: value.into(),
+            expected: "`ordered` or `library`",
         }),
     }
 }

@@ -57,7 +57,10 @@ pub(crate) fn outcomes<E: Engine>(
     body: fn(World) -> Result<()>,
 ) -> Vec<Result<()>> {
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(E::run(num_ranks, body)));
+    // Named like the test, for engines that start it again in other processes.
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    let run = move || sender.send(E::run(num_ranks, body));
+    thread::Builder::new().name(test).spawn(run).expect("a thread for the case");
     receiver.recv_timeout(CASE_LIMIT).expect("the case hangs or its launch panicked")
 }
 
