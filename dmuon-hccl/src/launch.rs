@@ -81,7 +81,11 @@ fn claims(
     env: &Environment<'_>,
 ) -> Result<Vec<Claim>, LaunchError> {
     let mut claims = Vec::new();
-    claims.extend(explicit.map(|spec| spec.claim().checked()).transpose()?);
+    claims.extend(
+        explicit
+            .map(|spec| Claim { source: Source::Explicit, ..spec.claim() }.checked())
+            .transpose()?,
+    );
     for source in SOURCES {
         claims.extend(source.claim(env)?);
     }
@@ -124,9 +128,10 @@ impl LaunchSpec {
         Self { rank, world_size, local_rank, rendezvous: None, rank_table: None, source }
     }
 
-    fn claim(&self) -> Claim {
-        let Self { rank, world_size, local_rank, .. } = *self;
-        Claim { source: Source::Explicit, rank, world_size, local_rank }
+    /// Who this process is, and who says so.
+    pub fn claim(&self) -> Claim {
+        let Self { rank, world_size, local_rank, source, .. } = *self;
+        Claim { source, rank, world_size, local_rank }
     }
 }
 

@@ -1,7 +1,9 @@
-//! Launching across processes: who am I, how many are we, and which library could not be loaded.
+//! Launching across processes, what they tell each other beside the data, and engines on real
+//! collective libraries.
 
 #![deny(unsafe_code)]
 
+pub mod control;
 mod environment;
 mod error;
 mod launch;

@@ -1,0 +1,81 @@
+//! What goes over a control connection, in both directions.
+
+use super::{
+    error::Refusal,
+    log::{Place, Progress},
+};
+use dmuon_core::{Call, CallSite, Error, Rank};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Changes when the messages do, so that two versions of dmuon do not misunderstand each other.
+pub(super) const VERSION: u32 = 1;
+
+/// The first thing a rank says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) version: u32,
+    pub(super) token: String,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+}
+
+/// What a rank tells the host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum ToHost {
+    /// Still here, and this far.
+    Beat(Progress),
+    /// Starts a call; sent only where calls are verified.
+    Call(Started),
+    /// Has waited too long.
+    Late(Late),
+    /// What it knows about the place it was asked for: its call, if it has started one there.
+    Answer(Place, Option<Option<Call>>),
+    /// Failed.
+    Failed(Error),
+    /// Starts nothing more.
+    Finished(Progress),
+    /// Has a small value for everybody.
+    Post(String, String),
+    /// Closes the connection on purpose.
+    Bye,
+}
+
+/// A call that a rank has started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Started {
+    pub(super) place: Place,
+    pub(super) site: CallSite,
+    pub(super) call: Call,
+    /// How many ranks the group has.
+    pub(super) group_size: usize,
+}
+
+/// A wait that reached its deadline.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Late {
+    pub(super) place: Place,
+    pub(super) site: CallSite,
+    pub(super) waited: Duration,
+    /// The group.
+    pub(super) members: Vec<Rank>,
+    /// Those of the group without whom the call cannot end.
+    pub(super) needed: Vec<Rank>,
+}
+
+/// What the host tells a rank.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum ToRank {
+    /// Everybody is here.
+    Welcome,
+    /// Go away.
+    Refused(Refusal),
+    /// The world has failed.
+    Verdict(Error),
+    /// A rank starts nothing more.
+    Gone(Rank, Progress),
+    /// Have you started the call at this place?
+    Ask(Place),
+    /// A rank has a small value for everybody.
+    Post(String, String),
+}
