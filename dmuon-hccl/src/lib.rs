@@ -7,6 +7,8 @@ pub mod control;
 mod environment;
 mod error;
 mod launch;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod rank_table;
 mod source;
 

@@ -1,0 +1,8 @@
+//! The conformance suite of `dmuon-core` on processes that `mpiexec` starts; see `processes`.
+
+#[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
+mod cases;
+mod ordered;
+mod processes;
+#[path = "../../../dmuon-core/tests/conformance/suite.rs"]
+mod suite;
