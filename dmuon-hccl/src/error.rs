@@ -42,6 +42,26 @@ pub enum LaunchError {
         /// What the other one says.
         second: Claim,
     },
+    /// The program asks for another number of ranks than the launcher started.
+    #[error(
+        "the program asks for {asked} ranks, but this process is {claim}: start as many processes \
+         as the program asks for ranks, or ask for {}", claim.world_size
+    )]
+    WorldSize {
+        /// What the launcher says.
+        claim: Claim,
+        /// What the program asks for.
+        asked: usize,
+    },
+    /// This build connects no processes.
+    #[error(
+        "this process is {claim}, but this build runs ranks as threads of one process: start the \
+         program once, without a launcher, or build it with `--features mpi`"
+    )]
+    NoEngine {
+        /// What the launcher says.
+        claim: Claim,
+    },
     /// The rank table counts other ranks than the launcher.
     #[error("{claim}, but the rank table {} lists {table_size} ranks", path.display())]
     TableSize {
@@ -67,7 +87,10 @@ impl LaunchError {
     pub fn sources(&self) -> Vec<Source> {
         match self {
             Self::Disagree { first, second } => vec![first.source, second.source],
-            Self::OutOfRange { claim } | Self::TableSize { claim, .. } => vec![claim.source],
+            Self::OutOfRange { claim }
+            | Self::WorldSize { claim, .. }
+            | Self::NoEngine { claim }
+            | Self::TableSize { claim, .. } => vec![claim.source],
             Self::RankTable { .. } => vec![Source::RankTable],
             Self::Incomplete { .. } | Self::NotANumber { .. } => Vec::new(),
         }
