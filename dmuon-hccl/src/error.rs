@@ -103,7 +103,8 @@ impl LaunchError {
 pub enum EngineLoadError {
     /// The library is not where it was looked for.
     #[error(
-        "no {engine} library: tried {}; install it, or set {variable} to its path",
+        "no {engine} library: tried {}; install one, as docs/launch.md shows, or set {variable} to \
+         its path",
         tried.join(", ")
     )]
     NotFound {

@@ -24,16 +24,14 @@ pub(super) fn run(
         return match call.op {
             Op::Broadcast { root } => {
                 let mut buffer = course.pool.take(call.part_bytes());
-                comm.broadcast(buffer.as_mut_slice(), root)?;
+                comm.broadcast_from(root, buffer.as_mut_slice())?;
                 Ok(Some(buffer.freeze()))
             }
             _ => Ok(comm.barrier().map(|()| None)?),
         };
     };
-    if let Op::Broadcast { root } = call.op {
-        // The library takes a buffer it could write, so the root sends a copy.
-        let mut copy = course.pool.take_copy(&input);
-        comm.broadcast(copy.as_mut_slice(), root)?;
+    if let Op::Broadcast { .. } = call.op {
+        comm.broadcast_from_here(&input)?;
         return Ok(Some(input));
     }
     let room = call.output_bytes(course.rank(), course.size());

@@ -157,7 +157,10 @@ fn meet(
     };
     let mut bytes = serde_json::to_vec(&invitation).unwrap_or_default();
     bytes.resize(INVITATION_BYTES, b' ');
-    comm.broadcast(&mut bytes, 0)?;
+    match rank {
+        0 => comm.broadcast_from_here(&bytes)?,
+        _ => comm.broadcast_from(0, &mut bytes)?,
+    }
     let invitation = serde_json::from_slice(&bytes).map_err(|error| MpiJoinError::Host {
         reason: format!("rank 0's invitation cannot be read: {error}"),
     })?;

@@ -100,8 +100,22 @@ impl Comm {
         self.table().check("MPI_Barrier", status)
     }
 
-    /// Blocks until `buffer` is the root's, everywhere.
-    pub(in crate::mpi) fn broadcast(&self, buffer: &mut [u8], root: usize) -> Result<(), MpiError> {
+    /// Blocks until every other rank has this rank's `buffer`.
+    pub(in crate::mpi) fn broadcast_from_here(&self, buffer: &[u8]) -> Result<(), MpiError> {
+        let (start, count) = (buffer.as_ptr().cast_mut().cast(), buffer.len() as sys::Count);
+        let (root, broadcast) = (int(self.rank), self.table().MPI_Bcast_c);
+        // SAFETY: `buffer` is `count` bytes, borrowed until the call returns, and only read, as
+        // this rank is the root.
+        let status = unsafe { broadcast(start, count, sys::BYTE, root, self.handle) };
+        self.table().check("MPI_Bcast_c", status)
+    }
+
+    /// Blocks until `buffer` is that of the `root`, another rank.
+    pub(in crate::mpi) fn broadcast_from(
+        &self,
+        root: usize,
+        buffer: &mut [u8],
+    ) -> Result<(), MpiError> {
         let (start, count) = (buffer.as_mut_ptr().cast(), buffer.len() as sys::Count);
         let broadcast = self.table().MPI_Bcast_c;
         // SAFETY: `buffer` is `count` bytes, borrowed until the call returns.
