@@ -28,6 +28,15 @@ pub enum LaunchError {
         /// What it holds.
         value: String,
     },
+    /// `DMUON_RENDEZVOUS` is no place to meet.
+    #[error(
+        "DMUON_RENDEZVOUS={value:?} is no place to meet: give `file:///` and a path that all ranks \
+         share, or unset it and set MASTER_ADDR and MASTER_PORT"
+    )]
+    NoMeetingPlace {
+        /// What it holds.
+        value: String,
+    },
     /// A rank outside its world.
     #[error("{claim} is out of range: ranks count from 0 and are below the number of ranks")]
     OutOfRange {
@@ -92,7 +101,9 @@ impl LaunchError {
             | Self::NoEngine { claim }
             | Self::TableSize { claim, .. } => vec![claim.source],
             Self::RankTable { .. } => vec![Source::RankTable],
-            Self::Incomplete { .. } | Self::NotANumber { .. } => Vec::new(),
+            Self::Incomplete { .. } | Self::NotANumber { .. } | Self::NoMeetingPlace { .. } => {
+                Vec::new()
+            }
         }
     }
 }

@@ -10,9 +10,11 @@ mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 mod rank_table;
+mod rendezvous;
 mod source;
 
 pub use environment::Environment;
 pub use error::{EngineLoadError, LaunchError};
-pub use launch::{Launch, LaunchSpec, Rendezvous, read_launch};
+pub use launch::{Launch, LaunchSpec, read_launch};
+pub use rendezvous::Rendezvous;
 pub use source::{Claim, Source};

@@ -73,8 +73,18 @@ impl Member {
         credentials: &Credentials,
         deadline: Duration,
     ) -> Result<Self, RendezvousError> {
+        let stream = connect(address, credentials.rank, deadline)?;
+        Self::enter(stream, address, credentials, deadline)
+    }
+
+    /// Joins over a connection to `address`.
+    pub(crate) fn enter(
+        mut stream: TcpStream,
+        address: &str,
+        credentials: &Credentials,
+        deadline: Duration,
+    ) -> Result<Self, RendezvousError> {
         let Credentials { ref token, rank, world_size } = *credentials;
-        let mut stream = connect(address, rank, deadline)?;
         let hello = Hello { version: VERSION, token: token.clone(), rank: rank.0, world_size };
         let reply = introduce(&mut stream, &hello, deadline);
         let refused = |refusal| {
@@ -211,6 +221,16 @@ impl Member {
     }
 }
 
+impl Drop for Member {
+    /// Whoever goes without having [left](Self::leave) is lost to the others.
+    fn drop(&mut self) {
+        if !self.line.leaving.swap(true, Ordering::AcqRel) {
+            // The host may have closed the connection already.
+            let _closed = self.line.lock().shutdown(Shutdown::Both);
+        }
+    }
+}
+
 impl Line {
     /// Hears the host out.
     fn listen(&self, mut stream: TcpStream) {
@@ -243,7 +263,11 @@ impl Line {
 }
 
 /// Calls until somebody answers.
-fn connect(address: &str, rank: Rank, deadline: Duration) -> Result<TcpStream, RendezvousError> {
+pub(crate) fn connect(
+    address: &str,
+    rank: Rank,
+    deadline: Duration,
+) -> Result<TcpStream, RendezvousError> {
     let start = Instant::now();
     loop {
         let source = match try_connect(address, deadline) {
@@ -262,7 +286,8 @@ fn connect(address: &str, rank: Rank, deadline: Duration) -> Result<TcpStream, R
 fn try_connect(address: &str, deadline: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, deadline) {
+        // Zero is no timeout; whoever has no time left may still find an open door.
+        match TcpStream::connect_timeout(&address, deadline.max(RETRY_PAUSE)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }

@@ -17,5 +17,6 @@ mod watch;
 pub use error::{Refusal, RendezvousError};
 pub use host::Host;
 pub use log::{GroupId, Place};
+pub(crate) use member::connect;
 pub use member::{Credentials, Member};
 pub use watch::Watch;

@@ -187,9 +187,9 @@ fn invite(
 ) -> (Option<Host>, Invitation) {
     let is_shared = machines.iter().all(|machine| *machine == machines[0]);
     let (bind, name) = match (rendezvous, is_shared) {
-        (Some(Rendezvous { host, port }), _) => (format!("0.0.0.0:{port}"), host),
-        (None, true) => ("127.0.0.1:0".to_owned(), "127.0.0.1".to_owned()),
-        (None, false) => ("0.0.0.0:0".to_owned(), machines[0].clone()),
+        (Some(Rendezvous::Address { host, port }), _) => (format!("0.0.0.0:{port}"), host),
+        (_, true) => ("127.0.0.1:0".to_owned(), "127.0.0.1".to_owned()),
+        (_, false) => ("0.0.0.0:0".to_owned(), machines[0].clone()),
     };
     let token = format!("{:016x}", RandomState::new().hash_one(Instant::now()));
     let credentials = Credentials { token: token.clone(), rank: Rank(0), world_size };
