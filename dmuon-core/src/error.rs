@@ -108,10 +108,10 @@ pub enum Error {
         /// The collective it is missing from.
         at: CallSite,
     },
-    /// A rank's process ended without saying why.
+    /// A rank's process ended or fell silent without saying why.
     #[error(
-        "rank {rank} is gone: its process ended without a word (killed, crashed or out of \
-         memory?); look at what it printed last"
+        "rank {rank} is gone: its process ended or fell silent without a word (killed, crashed, \
+         stopped or out of memory?); look at what it printed last"
     )]
     RankLost {
         /// The rank that is gone.

@@ -2,7 +2,7 @@
 
 use super::{
     log::{Place, Progress, has_started},
-    message::{Late, Started, ToHost, ToRank},
+    message::{Answer, Started, ToHost, ToRank, Wait},
 };
 use dmuon_core::{Call, Error, Rank};
 use std::{
@@ -12,6 +12,9 @@ use std::{
 
 /// How long ranks have to answer when the host asks who is missing.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
+
+/// How long a failure of the library may turn out to be the death of another rank.
+const DOUBT: Duration = Duration::from_millis(400);
 
 /// The host's view of the world.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(super) struct Docket {
     /// Verified calls that not everybody has started yet.
     rolls: HashMap<Place, Roll>,
     inquiry: Option<Inquiry>,
+    /// A failure that is decided at a time, unless its cause is found before.
+    doubt: Option<(Error, Instant)>,
 }
 
 /// What is known of a rank.
@@ -46,9 +51,11 @@ struct Roll {
 #[derive(Debug)]
 struct Inquiry {
     by: Rank,
-    late: Late,
-    answers: HashMap<Rank, Option<Option<Call>>>,
+    wait: Wait,
+    answers: HashMap<Rank, Answer>,
     until: Instant,
+    /// Places asked about before, on the way from the first that was late.
+    trail: Vec<Place>,
 }
 
 /// Whom a message is for.
@@ -76,6 +83,7 @@ impl Docket {
             has_failed: false,
             rolls: HashMap::new(),
             inquiry: None,
+            doubt: None,
         }
     }
 
@@ -94,8 +102,12 @@ impl Docket {
                 Mail::new()
             }
             ToHost::Call(started) => self.start(from, started),
-            ToHost::Late(late) => self.inquire(from, late, now),
-            ToHost::Answer(place, answer) => self.answer(from, place, answer),
+            ToHost::Late(wait) => self.be_late(from, wait, now),
+            ToHost::Answer(answer) => self.answer(from, answer, now),
+            ToHost::Failed(cause @ Error::Library { .. }) => {
+                self.doubt.get_or_insert((cause, now + DOUBT));
+                Mail::new()
+            }
             ToHost::Failed(cause) => self.decide(cause),
             ToHost::Finished(progress) => vec![(To::Everybody, ToRank::Gone(from, progress))],
             ToHost::Post(key, value) => vec![(To::Everybody, ToRank::Post(key, value))],
@@ -114,8 +126,11 @@ impl Docket {
 
     /// Looks for ranks that are silent and questions that stay open; to be called often.
     pub(super) fn tick(&mut self, now: Instant) -> Mail {
+        if let Some((cause, _)) = self.doubt.take_if(|(_, until)| now >= *until) {
+            return self.decide(cause);
+        }
         if self.inquiry.as_ref().is_some_and(|inquiry| now >= inquiry.until) {
-            return self.conclude();
+            return self.conclude(now);
         }
         let silent = self.ranks.iter().position(|presence| {
             !presence.left && now.saturating_duration_since(presence.heard_at) > self.patience
@@ -160,44 +175,68 @@ impl Docket {
     }
 
     /// The first to be late has everybody asked; the verdict is for all.
-    fn inquire(&mut self, by: Rank, late: Late, now: Instant) -> Mail {
+    fn be_late(&mut self, by: Rank, wait: Wait, now: Instant) -> Mail {
         if self.has_failed || self.inquiry.is_some() {
             return Mail::new();
         }
-        let ask = |rank: &Rank| (To::One(*rank), ToRank::Ask(late.place));
-        let mail = late.members.iter().map(ask).collect();
+        self.inquire(by, wait, Vec::new(), now)
+    }
+
+    fn inquire(&mut self, by: Rank, wait: Wait, mut trail: Vec<Place>, now: Instant) -> Mail {
+        trail.push(wait.place);
+        let ask = |rank: &Rank| (To::One(*rank), ToRank::Ask(wait.place));
+        let mail = wait.members.iter().map(ask).collect();
         let (answers, until) = (HashMap::new(), now + ANSWER_TIME);
-        self.inquiry = Some(Inquiry { by, late, answers, until });
+        self.inquiry = Some(Inquiry { by, wait, answers, until, trail });
         mail
     }
 
-    fn answer(&mut self, from: Rank, place: Place, answer: Option<Option<Call>>) -> Mail {
-        let Some(inquiry) = self.inquiry.as_mut().filter(|i| i.late.place == place) else {
+    fn answer(&mut self, from: Rank, answer: Answer, now: Instant) -> Mail {
+        let Some(inquiry) = self.inquiry.as_mut().filter(|i| i.wait.place == answer.place) else {
             return Mail::new();
         };
         inquiry.answers.insert(from, answer);
-        let all = inquiry.late.members.iter().all(|rank| inquiry.answers.contains_key(rank));
-        if all { self.conclude() } else { Mail::new() }
+        let all = inquiry.wait.members.iter().all(|rank| inquiry.answers.contains_key(rank));
+        if all { self.conclude(now) } else { Mail::new() }
     }
 
-    /// Names those whose calls differ or, if they are alike, those who have not started.
-    fn conclude(&mut self) -> Mail {
+    /// Names those whose calls differ or, if they are alike, those who have not started. Where all
+    /// of those wait elsewhere, goes on there: they are victims too.
+    fn conclude(&mut self, now: Instant) -> Mail {
         let Some(inquiry) = self.inquiry.take() else { return Mail::new() };
-        let Inquiry { by, late, answers, .. } = inquiry;
-        let mut calls = late.members.iter().filter_map(|rank| {
-            let call = answers.get(rank)?.as_ref()?.as_ref()?;
+        if let Some(mismatch) = inquiry.mismatch() {
+            return self.decide(mismatch);
+        }
+        let Inquiry { by, wait, mut answers, trail, .. } = inquiry;
+        let has_started = |rank: &Rank| match answers.get(rank) {
+            Some(answer) => answer.started.is_some(),
+            None => has_started(&self.ranks[rank.0].progress, wait.place),
+        };
+        let mut missing: Vec<Rank> =
+            wait.members.iter().copied().filter(|rank| !has_started(rank)).collect();
+        let waits = |rank: &Rank| answers.get(rank).is_some_and(|answer| answer.waits.is_some());
+        if !missing.iter().all(waits) {
+            missing.retain(|rank| !waits(rank));
+        } else if let Some(victim) = missing.first().copied() {
+            let elsewhere = answers.remove(&victim).and_then(|answer| answer.waits);
+            if let Some(next) = elsewhere.filter(|wait| !trail.contains(&wait.place)) {
+                return self.inquire(victim, next, trail, now);
+            }
+        }
+        let Wait { site: at, waited, .. } = wait;
+        self.decide(Error::TimedOut { rank: by, at, waited, missing })
+    }
+}
+
+impl Inquiry {
+    /// The first two members whose calls differ.
+    fn mismatch(&self) -> Option<Error> {
+        let mut calls = self.wait.members.iter().filter_map(|rank| {
+            let call = self.answers.get(rank)?.started.as_ref()?.as_ref()?;
             Some((*rank, call))
         });
-        let first = calls.next();
-        let mismatch =
-            first.and_then(|one| calls.find_map(|two| Error::mismatch(&late.site, one, two)));
-        let has_started = |rank: &Rank| match answers.get(rank) {
-            Some(answer) => answer.is_some(),
-            None => has_started(&self.ranks[rank.0].progress, late.place),
-        };
-        let missing = late.needed.into_iter().filter(|rank| !has_started(rank)).collect();
-        let (at, waited) = (late.site, late.waited);
-        self.decide(mismatch.unwrap_or(Error::TimedOut { rank: by, at, waited, missing }))
+        let first = calls.next()?;
+        calls.find_map(|other| Error::mismatch(&self.wait.site, first, other))
     }
 }
 
@@ -222,11 +261,19 @@ mod tests {
         ToHost::Call(Started { place: PLACE, site, call, group_size: 3 })
     }
 
-    fn late(needed: &[usize]) -> ToHost {
-        let members = (0..3).map(Rank).collect();
-        let needed = needed.iter().copied().map(Rank).collect();
-        let waited = Duration::from_secs(1);
-        ToHost::Late(Late { place: PLACE, site: site(OpKind::Broadcast), waited, members, needed })
+    fn wait(place: Place) -> Wait {
+        let site = CallSite { sequence: place.sequence, ..site(OpKind::Broadcast) };
+        let (members, waited) = ((0..3).map(Rank).collect(), Duration::from_secs(1));
+        Wait { place, site, members, waited }
+    }
+
+    fn late() -> ToHost {
+        ToHost::Late(wait(PLACE))
+    }
+
+    /// An answer from a rank that waits nowhere.
+    fn answer(started: Option<Option<Call>>) -> ToHost {
+        ToHost::Answer(Answer { place: PLACE, started, waits: None })
     }
 
     fn docket() -> (Docket, Instant) {
@@ -265,23 +312,72 @@ mod tests {
     #[test]
     fn missing_ranks_are_found_by_asking() {
         let (mut docket, now) = docket();
-        let asked = docket.hear(Rank(1), late(&[0, 1, 2]), now);
+        let asked = docket.hear(Rank(1), late(), now);
         assert_eq!(asked.len(), 3);
-        assert!(docket.hear(Rank(2), late(&[0, 1, 2]), now).is_empty(), "one inquiry at a time");
+        assert!(docket.hear(Rank(2), late(), now).is_empty(), "one inquiry at a time");
         let there = Some(Some(broadcast("layers.0")));
-        docket.hear(Rank(1), ToHost::Answer(PLACE, there.clone()), now);
-        docket.hear(Rank(2), ToHost::Answer(PLACE, there), now);
-        let text = verdict(docket.hear(Rank(0), ToHost::Answer(PLACE, None), now));
+        docket.hear(Rank(1), answer(there.clone()), now);
+        docket.hear(Rank(2), answer(there), now);
+        let text = verdict(docket.hear(Rank(0), answer(None), now));
         assert!(text.ends_with("timed out after 1 s; not arrived: [0]"), "{text}");
+    }
+
+    #[test]
+    fn victims_are_not_blamed() {
+        let (mut docket, now) = docket();
+        docket.hear(Rank(1), late(), now);
+        docket.hear(Rank(1), answer(Some(None)), now);
+        docket.hear(Rank(2), answer(Some(None)), now);
+        // Rank 0 is missing because it waits elsewhere, where rank 2 is missing.
+        let elsewhere = Place { group: GroupId::WORLD.child(0, 0), sequence: 3 };
+        let waits = Some(wait(elsewhere));
+        let blocked = Answer { place: PLACE, started: None, waits: waits.clone() };
+        let asked = docket.hear(Rank(0), ToHost::Answer(blocked), now);
+        assert!(matches!(asked[0], (To::One(_), ToRank::Ask(place)) if place == elsewhere));
+        for (rank, started, waits) in [(0, Some(None), waits), (1, Some(None), None)] {
+            let answer = Answer { place: elsewhere, started, waits };
+            assert!(docket.hear(Rank(rank), ToHost::Answer(answer), now).is_empty());
+        }
+        let last = Answer { place: elsewhere, started: None, waits: None };
+        let text = verdict(docket.hear(Rank(2), ToHost::Answer(last), now));
+        assert!(text.starts_with("rank 0: ") && text.ends_with("not arrived: [2]"), "{text}");
+        assert!(text.contains("#3"), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_end_the_search() {
+        let (mut docket, now) = docket();
+        docket.hear(Rank(1), late(), now);
+        for rank in [1, 2] {
+            docket.hear(Rank(rank), answer(Some(None)), now);
+        }
+        let back = Answer { place: PLACE, started: None, waits: Some(wait(PLACE)) };
+        let text = verdict(docket.hear(Rank(0), ToHost::Answer(back), now));
+        assert!(text.ends_with("not arrived: [0]"), "{text}");
+    }
+
+    #[test]
+    fn a_failure_of_the_library_may_be_a_death() {
+        let failure = || {
+            let (call, text) = ("MPI_Test".into(), "process failed".into());
+            let at = site(OpKind::Reduce);
+            ToHost::Failed(Error::Library { rank: Rank(1), at, call, code: 5, text })
+        };
+        let (mut docket, now) = docket();
+        assert!(docket.hear(Rank(1), failure(), now).is_empty());
+        assert!(verdict(docket.hang_up(Rank(2))).contains("rank 2 is gone"));
+        let (mut docket, now) = self::docket();
+        docket.hear(Rank(1), failure(), now);
+        assert!(docket.tick(now + DOUBT / 2).is_empty());
+        assert!(verdict(docket.tick(now + DOUBT)).contains("process failed"));
     }
 
     #[test]
     fn asking_finds_calls_that_differ_without_verification() {
         let (mut docket, now) = docket();
-        docket.hear(Rank(1), late(&[0]), now);
+        docket.hear(Rank(1), late(), now);
         for (rank, label) in ["layers.0", "layers.0", "layers.9"].into_iter().enumerate() {
-            let answer = ToHost::Answer(PLACE, Some(Some(broadcast(label))));
-            let mail = docket.hear(Rank(rank), answer, now);
+            let mail = docket.hear(Rank(rank), answer(Some(Some(broadcast(label)))), now);
             if rank == 2 {
                 let text = verdict(mail);
                 assert!(text.contains("rank 2 called broadcast(\"layers.9\")"), "{text}");
@@ -293,8 +389,8 @@ mod tests {
     fn who_does_not_answer_is_judged_by_the_last_heartbeat() {
         let (mut docket, now) = docket();
         docket.hear(Rank(2), ToHost::Beat(vec![(GroupId::WORLD, 8)]), now);
-        docket.hear(Rank(1), late(&[0, 2]), now);
-        docket.hear(Rank(1), ToHost::Answer(PLACE, Some(None)), now);
+        docket.hear(Rank(1), late(), now);
+        docket.hear(Rank(1), answer(Some(None)), now);
         assert!(docket.tick(now + ANSWER_TIME / 2).is_empty());
         let text = verdict(docket.tick(now + ANSWER_TIME));
         assert!(text.ends_with("not arrived: [0]"), "{text}");

@@ -4,7 +4,7 @@ use super::{
     error::{Refusal, RendezvousError},
     frame,
     log::{CallLog, Place},
-    message::{Hello, Late, Started, ToHost, ToRank, VERSION},
+    message::{Answer, Hello, Started, ToHost, ToRank, VERSION, Wait},
     watch::Watch,
 };
 use dmuon_core::{Call, CallSite, Error, Rank};
@@ -12,7 +12,7 @@ use std::{
     io,
     net::{Shutdown, TcpStream, ToSocketAddrs},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -56,6 +56,8 @@ struct Line {
     stream: Mutex<TcpStream>,
     log: CallLog,
     watch: Arc<Watch>,
+    /// What the rank waits for, and since when.
+    waits: Mutex<Option<(Instant, Wait)>>,
     leaving: AtomicBool,
 }
 
@@ -111,6 +113,7 @@ impl Member {
             stream: Mutex::new(stream),
             log: CallLog::default(),
             watch: Arc::default(),
+            waits: Mutex::default(),
             leaving: AtomicBool::new(false),
         });
         let (heart, stopped) = mpsc::channel();
@@ -150,19 +153,30 @@ impl Member {
         self.verdict_or(cause)
     }
 
-    /// Fails the world because the call at `place` has taken `waited`, and returns who is to blame.
-    /// `needed` are those of its `members` without whom it cannot end.
-    pub fn late(
+    /// Waits until `poll` has the outcome of the call at `place`, which the group of `members`
+    /// makes. Whatever makes `poll` change must notify the [`watch`](Self::watch).
+    ///
+    /// # Errors
+    /// The world has failed, or it takes longer than `deadline`; then the world fails now, and the
+    /// error names who is to blame.
+    pub fn wait<T>(
         &self,
-        place: Place,
-        site: &CallSite,
-        waited: Duration,
-        (members, needed): (&[Rank], Vec<Rank>),
-    ) -> Error {
+        (place, site): (Place, &CallSite),
+        members: &[Rank],
+        deadline: Duration,
+        poll: impl FnMut() -> Option<T>,
+    ) -> Result<T, Error> {
+        let since = Instant::now();
         let (site, members) = (site.clone(), members.to_vec());
-        self.line.say(&ToHost::Late(Late { place, site, waited, members, needed }));
-        // A host that decides nothing is not there any more.
-        self.verdict_or(Error::RankLost { rank: Rank(0) })
+        let wait = Wait { place, site, members, waited: deadline };
+        *self.line.waits() = Some((since, wait.clone()));
+        let outcome = self.line.watch.wait(deadline, poll);
+        *self.line.waits() = None;
+        outcome.unwrap_or_else(|| {
+            self.line.say(&ToHost::Late(wait));
+            // A host that decides nothing is not there any more.
+            Err(self.verdict_or(Error::RankLost { rank: Rank(0) }))
+        })
     }
 
     /// Says that this rank starts nothing more, and waits until nobody does.
@@ -238,7 +252,7 @@ impl Line {
             match message {
                 ToRank::Verdict(cause) => self.watch.fail(cause),
                 ToRank::Gone(rank, progress) => self.watch.returned(rank, progress),
-                ToRank::Ask(place) => self.say(&ToHost::Answer(place, self.log.look_up(place))),
+                ToRank::Ask(place) => self.say(&ToHost::Answer(self.answer(place))),
                 ToRank::Post(key, value) => self.watch.post(key, value),
                 ToRank::Welcome | ToRank::Refused(_) => {}
             }
@@ -249,6 +263,12 @@ impl Line {
         self.watch.hung_up();
     }
 
+    fn answer(&self, place: Place) -> Answer {
+        let waits = self.waits().clone();
+        let waits = waits.map(|(since, wait)| Wait { waited: since.elapsed(), ..wait });
+        Answer { place, started: self.log.look_up(place), waits }
+    }
+
     /// Tells the host. If it is gone, the listening thread notices and fails the world.
     fn say(&self, message: &ToHost) {
         if let Err(error) = frame::write(&mut *self.lock(), message) {
@@ -256,8 +276,13 @@ impl Line {
         }
     }
 
+    /// A wait is noted whole, so a panic elsewhere does no harm.
+    fn waits(&self) -> MutexGuard<'_, Option<(Instant, Wait)>> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A frame is written whole or the connection is broken, so a panic elsewhere does no harm.
-    fn lock(&self) -> std::sync::MutexGuard<'_, TcpStream> {
+    fn lock(&self) -> MutexGuard<'_, TcpStream> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -28,9 +28,9 @@ pub(super) enum ToHost {
     /// Starts a call; sent only where calls are verified.
     Call(Started),
     /// Has waited too long.
-    Late(Late),
-    /// What it knows about the place it was asked for: its call, if it has started one there.
-    Answer(Place, Option<Option<Call>>),
+    Late(Wait),
+    /// What it was asked for.
+    Answer(Answer),
     /// Failed.
     Failed(Error),
     /// Starts nothing more.
@@ -51,16 +51,26 @@ pub(super) struct Started {
     pub(super) group_size: usize,
 }
 
-/// A wait that reached its deadline.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Late {
+/// A wait for a call to end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Wait {
     pub(super) place: Place,
     pub(super) site: CallSite,
-    pub(super) waited: Duration,
     /// The group.
     pub(super) members: Vec<Rank>,
-    /// Those of the group without whom the call cannot end.
-    pub(super) needed: Vec<Rank>,
+    /// How long it has taken.
+    pub(super) waited: Duration,
+}
+
+/// What a rank knows when it is asked about a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Answer {
+    /// The place.
+    pub(super) place: Place,
+    /// Whether it has started a call there, and which, if it remembers.
+    pub(super) started: Option<Option<Call>>,
+    /// What it waits for itself at this moment.
+    pub(super) waits: Option<Wait>,
 }
 
 /// What the host tells a rank.

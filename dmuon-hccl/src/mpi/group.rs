@@ -81,19 +81,9 @@ impl MpiGroup {
         ticket
     }
 
-    fn in_flight<T>(
-        &self,
-        ticket: Arc<Ticket<T>>,
-        place: Place,
-        site: CallSite,
-        op: Op,
-    ) -> InFlight<T> {
-        let needed = match op {
-            Op::Broadcast { root } => vec![self.ranks[root]],
-            _ => self.ranks.to_vec(),
-        };
+    fn in_flight<T>(&self, ticket: Arc<Ticket<T>>, place: Place, site: CallSite) -> InFlight<T> {
         let (shared, members) = (self.shared.clone(), self.ranks.clone());
-        InFlight { shared, ticket, place, site, members, needed }
+        InFlight { shared, ticket, place, site, members }
     }
 
     /// Numbers and jobs go together, so a panic elsewhere does no harm.
@@ -139,10 +129,10 @@ impl Group for MpiGroup {
         let place = Place { group: self.id.splits(), sequence: split };
         let site = self.site(&call, split);
         self.note(place, &site, &call);
-        let (op, at) = (call.op, site.clone());
+        let at = site.clone();
         let ticket = self.enqueue(&queue, move |rig| rig.split(&call, (place, &at), own));
         drop(queue);
-        let (all, comm) = self.in_flight(ticket, place, site, op).wait(self.shared.deadline)?;
+        let (all, comm) = self.in_flight(ticket, place, site).wait(self.shared.deadline)?;
         let mut members: Vec<(u64, Rank)> = Vec::new();
         for ([_, key], rank) in all.iter().zip(&*self.ranks).filter(|([c, _], _)| *c == own[0]) {
             members.push((*key, *rank));
@@ -165,7 +155,7 @@ impl Group for MpiGroup {
         let trace = self.recorder.issue(&call, &self.name, sequence, place);
         let place = Place { group: self.id, sequence };
         self.note(place, &site, &call);
-        let (op, at, alone) = (call.op, site.clone(), self.ranks.len() == 1);
+        let (at, alone) = (site.clone(), self.ranks.len() == 1);
         let ticket = if alone {
             // A group of one gets back what it brought.
             Ticket::with(Ok(input))
@@ -173,7 +163,7 @@ impl Group for MpiGroup {
             self.enqueue(&queue, move |rig| rig.run(&call, (place, &at), input))
         };
         drop(queue);
-        Ok(Work::new(Box::new(self.in_flight(ticket, place, site, op)), trace))
+        Ok(Work::new(Box::new(self.in_flight(ticket, place, site)), trace))
     }
 
     fn health(&self) -> Result<()> {
@@ -193,18 +183,12 @@ struct InFlight<T> {
     place: Place,
     site: CallSite,
     members: Arc<[Rank]>,
-    needed: Vec<Rank>,
 }
 
 impl<T> InFlight<T> {
     fn wait(self, deadline: Duration) -> Result<T> {
-        let member = &self.shared.member;
-        match member.watch().wait(deadline, || self.ticket.take()) {
-            Some(outcome) => outcome?,
-            None => {
-                Err(member.late(self.place, &self.site, deadline, (&self.members, self.needed)))
-            }
-        }
+        let Self { shared, ticket, place, site, members } = self;
+        shared.member.wait((place, &site), &members, deadline, || ticket.take())?
     }
 }
 

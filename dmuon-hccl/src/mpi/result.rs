@@ -35,7 +35,8 @@ impl sys::Table {
         if status != sys::SUCCESS {
             return "the library has no text for it".into();
         }
-        c_text(&text).to_string()
+        // Some libraries append a stack of lines.
+        c_text(&text).to_string().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }
 
