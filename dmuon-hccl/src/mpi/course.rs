@@ -20,7 +20,8 @@ const CHUNK_BYTES: usize = 512 << 10;
 /// A wait gives way to other threads for so long, then it begins to sleep.
 const EAGER: Duration = Duration::from_micros(500);
 
-/// The shortest and the longest sleep between two looks.
+/// A sleep is this share of the wait so far, and no shorter or longer than these.
+const NAP_SHARE: u32 = 16;
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
 
 /// What a collective needs while it runs.
@@ -83,7 +84,7 @@ impl Course<'_> {
         peers: &[usize],
         mut poll: impl FnMut() -> Result<Option<T>, MpiError>,
     ) -> Result<T, Stop> {
-        let mut pause = Pause::default();
+        let pause = Pause::start();
         loop {
             if let Some(found) = poll()? {
                 return Ok(found);
@@ -124,21 +125,24 @@ pub(super) fn chunks(num_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Between two looks: first gives way, then sleeps longer and longer.
-#[derive(Debug, Default)]
+/// Between two looks: first gives way, then sleeps for a share of what the wait has taken, so that
+/// a long wait costs no processor and no wait becomes much longer by it.
+#[derive(Debug)]
 struct Pause {
-    since: Option<Instant>,
-    nap: Duration,
+    since: Instant,
 }
 
 impl Pause {
-    fn pause(&mut self) {
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if since.elapsed() < EAGER {
+    fn start() -> Self {
+        Self { since: Instant::now() }
+    }
+
+    fn pause(&self) {
+        let waited = self.since.elapsed();
+        if waited < EAGER {
             return thread::yield_now();
         }
-        self.nap = (self.nap * 2).clamp(NAPS[0], NAPS[1]);
-        thread::sleep(self.nap);
+        thread::sleep((waited / NAP_SHARE).clamp(NAPS[0], NAPS[1]));
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
 mod cases;
+mod large;
+mod library;
 mod ordered;
 mod processes;
 #[path = "../../../dmuon-core/tests/conformance/suite.rs"]

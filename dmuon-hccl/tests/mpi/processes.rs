@@ -83,7 +83,7 @@ fn as_test(num_ranks: usize) -> Vec<Result<()>> {
     fs::create_dir_all(&folder).expect("the temporary folder is writable");
     let program = env::current_exe().expect("a test knows its binary");
     let mut ranks = mpiexec(num_ranks);
-    ranks.arg(program).args(["--exact", &test, "--nocapture"]);
+    ranks.arg(program).args(["--exact", &test, "--include-ignored", "--nocapture"]);
     ranks.env(FOLDER, &folder).env(REQUEST, request.to_string());
     let log = fs::File::create(folder.join("log")).expect("the temporary folder is writable");
     ranks.stdout(log.try_clone().expect("a file can be shared")).stderr(log);
