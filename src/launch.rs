@@ -1,16 +1,25 @@
-//! Starts ranks: threads of this process, unless the environment says that it is one of several.
+//! Starts ranks: threads of this process or, where a launcher started several, this process as one.
 
 use dmuon_burn::{Error, Result};
 use dmuon_core::{EngineOptions, World};
-use dmuon_hccl::{Environment, Launch, read_launch};
+use dmuon_hccl::{Environment, Launch, LaunchError, LaunchSpec, read_launch};
 use std::fmt::Display;
 
-/// Runs `rank_main` on `num_ranks` rank threads and returns their results in rank order.
+/// Runs `rank_main` on `num_ranks` ranks and returns the results of those that this process runs.
+///
+/// Started by itself, a process runs all ranks as threads, and returns all results in rank order.
+/// Started as one of several, by `mpiexec` for instance, it is one rank and returns one result; the
+/// program is the same. Which of the two is read from the environment, as
+/// [`read_launch`](dmuon_hccl::read_launch) describes; a launcher that starts one process only
+/// counts as none.
+///
+/// # Collective
+/// Every process, as often as every other.
 ///
 /// # Errors
 /// The first failure of any rank, as [`dmuon_core::launch`]; all other ranks get an error naming
-/// it. A process that a launcher started as one of several is refused: no engine in this version
-/// connects processes, and each would train a model of its own.
+/// it, in every process. Also a launcher that started another number of processes than
+/// `num_ranks`, launchers that disagree, and a missing engine (feature `mpi`) or library.
 pub fn launch<T, E, F>(num_ranks: usize, rank_main: F) -> Result<Vec<T>, E>
 where
     T: Send,
@@ -34,21 +43,85 @@ where
     E: From<Error> + From<dmuon_core::Error> + Display + Send + 'static,
     F: Fn(World) -> Result<T, E> + Sync,
 {
-    refuse_processes(read_launch(None, &Environment::of_process()))?;
-    dmuon_core::launch_with(num_ranks, options, rank_main)
+    match one_of_several(read()?, num_ranks)? {
+        Some(spec) => processes::run(&spec, options, rank_main).map(|result| vec![result]),
+        None => dmuon_core::launch_with(num_ranks, options, rank_main),
+    }
 }
 
-fn refuse_processes(
-    launch: std::result::Result<Launch, dmuon_hccl::LaunchError>,
-) -> std::result::Result<(), dmuon_core::Error> {
-    match launch.map_err(dmuon_core::Error::external)? {
-        Launch::InProcess => Ok(()),
-        Launch::Process(spec) if spec.world_size == 1 => Ok(()),
-        Launch::Process(spec) => Err(dmuon_core::Error::message(format!(
-            "this process is rank {} of {} ({}), but this version runs ranks as threads of one \
-             process: start the program once, without a launcher",
-            spec.rank, spec.world_size, spec.source
-        ))),
+/// Whether this process runs rank 0, so that what it prints or writes appears once.
+///
+/// # Errors
+/// Half a launch, or launchers that disagree.
+pub fn is_first_process() -> Result<bool> {
+    Ok(match read()? {
+        Launch::InProcess => true,
+        Launch::Process(spec) => spec.rank.0 == 0,
+    })
+}
+
+fn read() -> Result<Launch, dmuon_core::Error> {
+    read_launch(None, &Environment::of_process()).map_err(dmuon_core::Error::external)
+}
+
+/// This process's place among several, if there are several.
+fn one_of_several(
+    launch: Launch,
+    num_ranks: usize,
+) -> Result<Option<LaunchSpec>, dmuon_core::Error> {
+    let spec = match launch {
+        Launch::Process(spec) if spec.world_size > 1 => spec,
+        _ => return Ok(None),
+    };
+    if spec.world_size != num_ranks {
+        let error = LaunchError::WorldSize { claim: spec.claim(), asked: num_ranks };
+        return Err(dmuon_core::Error::external(error));
+    }
+    Ok(Some(spec))
+}
+
+/// This process as a rank.
+#[cfg(feature = "mpi")]
+mod processes {
+    use super::*;
+    use dmuon_hccl::mpi::Process;
+
+    pub(super) fn run<T, E, F>(
+        spec: &LaunchSpec,
+        options: &EngineOptions,
+        rank_main: F,
+    ) -> Result<T, E>
+    where
+        E: From<dmuon_core::Error> + Display + 'static,
+        F: Fn(World) -> Result<T, E>,
+    {
+        let process = Process::join(spec, options)?;
+        let outcome = dmuon_core::run_rank(&process, rank_main);
+        // A rank that did well fails all the same when another does.
+        let left = process.leave();
+        let result = outcome?;
+        left?;
+        Ok(result)
+    }
+}
+
+/// Nothing here connects processes.
+#[cfg(not(feature = "mpi"))]
+mod processes {
+    use super::*;
+
+    pub(super) fn run<T, E, F>(
+        spec: &LaunchSpec,
+        _options: &EngineOptions,
+        _rank_main: F,
+    ) -> Result<T, E>
+    where
+        E: From<dmuon_core::Error>,
+        F: Fn(World) -> Result<T, E>,
+    {
+        // Never alone: each process would train a model of its own.
+        let error = LaunchError::NoEngine { claim: spec.claim() };
+        Err(dmuon_core::Error::external(error).into())
     }
 }
 
@@ -56,14 +129,33 @@ fn refuse_processes(
 mod tests {
     use super::*;
     use dmuon_core::Rank;
-    use dmuon_hccl::LaunchSpec;
+
+    fn one_of(world_size: usize) -> Launch {
+        Launch::Process(LaunchSpec::new(Rank(0), world_size))
+    }
 
     #[test]
+    fn one_process_runs_threads_and_several_are_ranks() {
+        assert_eq!(one_of_several(Launch::InProcess, 4).ok(), Some(None));
+        assert_eq!(one_of_several(one_of(1), 4).ok(), Some(None));
+        let spec = one_of_several(one_of(4), 4).ok().flatten();
+        assert_eq!(spec, Some(LaunchSpec::new(Rank(0), 4)));
+    }
+
+    #[test]
+    fn a_program_that_wants_other_ranks_than_the_launcher_is_told() {
+        let message = one_of_several(one_of(4), 2).unwrap_err().to_string();
+        assert!(message.contains("asks for 2 ranks"), "{message}");
+        assert!(message.contains("rank 0 of 4"), "{message}");
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    #[test]
     fn one_of_several_processes_is_refused_rather_than_trained_alone() {
-        assert!(refuse_processes(Ok(Launch::InProcess)).is_ok());
-        assert!(refuse_processes(Ok(Launch::Process(LaunchSpec::new(Rank(0), 1)))).is_ok());
-        let process = Launch::Process(LaunchSpec::new(Rank(1), 4));
-        let message = refuse_processes(Ok(process)).unwrap_err().to_string();
+        let spec = LaunchSpec::new(Rank(1), 4);
+        let run = processes::run::<(), dmuon_core::Error, _>;
+        let message = run(&spec, &EngineOptions::default(), |_| Ok(())).unwrap_err().to_string();
         assert!(message.contains("rank 1 of 4"), "{message}");
+        assert!(message.contains("--features mpi"), "{message}");
     }
 }

@@ -70,12 +70,12 @@ pub use dmuon_core::{
 };
 pub use dmuon_partition as partition;
 pub use dmuon_partition::{BoundaryRule, CostModel, Mode, Plan, Strictness};
-pub use launch::{launch, launch_with};
+pub use launch::{is_first_process, launch, launch_with};
 
 /// Everything below the main road: groups, buffers, the exchange and its schedule.
 pub use dmuon_core as core;
 
-/// Reading how a process was launched.
+/// Reading how a process was launched, and engines between processes.
 pub use dmuon_hccl as hccl;
 
 /// What a training program needs.

@@ -60,7 +60,7 @@ impl Request {
             (false, false) => {
                 (Route::Frozen, rest && info.shape.len() >= 2, "requires no gradient")
             }
-            (true, false) if rest && info.module.contains("BatchNorm") => {
+            (true, false) if rest && reads_stored_shape(info) => {
                 (Route::Replicated, false, "its module reads its stored shape")
             }
             (true, false) if rest => (Route::AdamWSharded, true, left_over(info)),
@@ -120,6 +120,11 @@ fn check_route(rule: &Rule, decides: Decides) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::RuleMisplaced { rule: rule.to_string(), cure })
+}
+
+/// Whether the module's forward asks its stored parameter for its shape, which a piece has not.
+fn reads_stored_shape(info: &ParameterInfo) -> bool {
+    ["RmsNorm", "BatchNorm"].iter().any(|norm| info.module.ends_with(norm))
 }
 
 fn left_over(info: &ParameterInfo) -> &'static str {

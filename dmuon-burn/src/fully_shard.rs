@@ -58,7 +58,9 @@ use dmuon_partition::{BoundaryRule, CostModel, Mode};
 /// ```
 ///
 /// A sharded parameter stores a rank's piece, flat along the last dimension, and `val()` gives the
-/// whole weight; only code that asks the stored parameter for its shape sees a difference.
+/// whole weight. A module whose forward asks the stored parameter for its shape, as Burn's `RmsNorm`
+/// and `BatchNorm` do, would panic: theirs stay replicated, and `route(pattern,
+/// Route::Replicated)` does the same for others.
 #[derive(Clone, Debug)]
 pub struct FullyShard {
     mesh: Mesh,

@@ -142,7 +142,10 @@ impl Groups {
         for group in groups {
             all_match(&format!("the group \"{}\"", group.name), &group.patterns, parameters)?;
         }
-        all_match("`without_decay`", &config.no_decay, parameters)?;
+        if let Err(unmatched) = all_match("`without_decay`", &config.no_decay, parameters) {
+            // A list of usual exclusions fits models that lack some of them.
+            tracing::warn!("{unmatched}");
+        }
         let settings = parameters.iter().map(|parameter| settings(config, parameter));
         let own = groups.iter().map(|group| group.max_norm);
         Ok(Self {

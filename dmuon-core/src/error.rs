@@ -1,13 +1,17 @@
 //! What can go wrong between ranks, each error naming who, where and why; nothing here prints.
 
-use crate::OpKind;
+use crate::{Call, OpKind};
 use dmuon_partition::{MeshError, Rank};
+use serde::{Deserialize, Serialize};
 use std::{fmt, sync::Arc, time::Duration};
 
 /// A result whose error is an [`enum@Error`] unless said otherwise.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a collective, a launch or a mesh failed. Cheap to clone: one failure reaches many ranks.
+///
+/// Serialized, an error keeps its type and its fields where other ranks may act on them; where they
+/// can't, it becomes its message.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -104,6 +108,29 @@ pub enum Error {
         /// The collective it is missing from.
         at: CallSite,
     },
+    /// A rank's process ended or fell silent without saying why.
+    #[error(
+        "rank {rank} is gone: its process ended or fell silent without a word (killed, crashed, \
+         stopped or out of memory?); look at what it printed last"
+    )]
+    RankLost {
+        /// The rank that is gone.
+        rank: Rank,
+    },
+    /// The library behind an engine reported a failure.
+    #[error("rank {rank}: {at} failed: {call} returned {code}, \"{text}\"")]
+    Library {
+        /// The rank that made the call.
+        rank: Rank,
+        /// The collective it was part of.
+        at: CallSite,
+        /// The library's function.
+        call: Arc<str>,
+        /// Its status.
+        code: i64,
+        /// What the library says about that status.
+        text: Arc<str>,
+    },
     /// A world needs at least one rank.
     #[error("a world needs at least one rank, 0 were asked for")]
     EmptyWorld,
@@ -149,8 +176,27 @@ impl Error {
         }
     }
 
+    /// The report of two ranks that issued different calls at `at`, or `None` if they are alike.
+    /// Reads the same whichever of them is `one`.
+    pub fn mismatch(at: &CallSite, one: (Rank, &Call), two: (Rank, &Call)) -> Option<Self> {
+        if one.1 == two.1 {
+            return None;
+        }
+        let (low, high) = if one.0 < two.0 { (one, two) } else { (two, one) };
+        let alike = low.1.brief() == high.1.brief();
+        let text = |call: &Call| if alike { call.detailed() } else { call.brief() }.into();
+        Some(Self::Mismatch {
+            group: at.group.clone(),
+            sequence: at.sequence,
+            rank: high.0,
+            call: text(high.1),
+            other: low.0,
+            other_call: text(low.1),
+        })
+    }
+
     /// What the other ranks are told when `rank` fails with this error.
-    pub(crate) fn seen_from_afar(self, rank: Rank) -> Self {
+    pub fn seen_from_afar(self, rank: Rank) -> Self {
         if self.names_rank() {
             return self;
         }
@@ -168,6 +214,8 @@ impl Error {
             | Self::RankFailed { .. }
             | Self::RankPanicked { .. }
             | Self::RankReturned { .. }
+            | Self::RankLost { .. }
+            | Self::Library { .. }
             | Self::Thread { .. } => true,
             Self::Mesh(_) | Self::EmptyWorld | Self::Environment { .. } | Self::External(_) => {
                 false
@@ -177,7 +225,7 @@ impl Error {
 }
 
 /// One call of one group, as errors name it: `broadcast of "layers.0" on shard/weights #17`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
     /// The collective.
     pub op: OpKind,

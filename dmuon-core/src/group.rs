@@ -1,6 +1,6 @@
 //! The one trait behind which every engine hides: ordered collectives over a group of ranks.
 
-use crate::{CallSite, Error, Rank, Result, SharedBuffer, Work};
+use crate::{CallSite, Error, FloatType, Rank, Result, SharedBuffer, Work};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::{self, Debug},
@@ -83,7 +83,7 @@ pub enum Memory {
 }
 
 /// A collective and its root, as a rank in the group. Reductions sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Op {
     /// The root's buffer reaches every rank.
     Broadcast {
@@ -128,7 +128,7 @@ pub enum OpKind {
 }
 
 /// What a buffer is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Element {
     /// Single precision, summed in single precision.
@@ -144,7 +144,7 @@ pub enum Element {
 }
 
 /// One collective call; alike on every rank of the group.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     /// What to do.
     pub op: Op,
@@ -176,6 +176,16 @@ impl Call {
         debug_assert!(payload_elems <= self.num_elems);
         self.payload_elems = payload_elems;
         self
+    }
+
+    /// The type of the elements, where they are narrower than what they are summed in: an engine
+    /// without sums of its own for it widens inputs, sums in `f32` and narrows the result.
+    pub fn sums_widened(&self) -> Option<FloatType> {
+        match self.element {
+            Element::F16 if self.op.sums() => Some(FloatType::F16),
+            Element::Bf16 if self.op.sums() => Some(FloatType::Bf16),
+            _ => None,
+        }
     }
 
     /// Bytes in one rank's part.

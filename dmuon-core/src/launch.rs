@@ -1,10 +1,11 @@
 //! Runs ranks as threads and turns whatever goes wrong on one of them into an error for all.
 
-use crate::{EngineOptions, Error, Rank, Result, World, engine::in_process::InProcess};
+use crate::{EngineOptions, Error, Rank, Recorder, Result, World, engine::in_process::InProcess};
 use std::{
     any::Any,
     fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::Path,
     sync::Arc,
     thread::{self, Scope, ScopedJoinHandle},
 };
@@ -75,6 +76,49 @@ where
     Ok(run(&engine, num_ranks, &rank_main))
 }
 
+/// A rank's place in its engine: where its world comes from, and how the other ranks learn what
+/// became of it.
+pub trait Seat {
+    /// The rank's view of the world; asked for once.
+    fn world(&self) -> World;
+
+    /// Fails every rank with `cause`, unless they have failed before.
+    fn fail(&self, cause: Error);
+
+    /// Notes that the rank will start nothing more; whoever needs it from now on learns so.
+    fn finish(&self);
+
+    /// Where to write the flight recording when the rank fails, if anywhere.
+    fn dump_directory(&self) -> Option<&Path>;
+}
+
+/// Runs `rank_main` as one rank on the calling thread; whatever it does, the others are told.
+///
+/// # Errors
+/// The rank's own: what `rank_main` returned, the [`Error`] it [raised](raise), or
+/// [`Error::RankPanicked`].
+pub fn run_rank<T, E, F>(seat: &impl Seat, rank_main: F) -> Result<T, E>
+where
+    E: From<Error> + Display + 'static,
+    F: FnOnce(World) -> Result<T, E>,
+{
+    let world = seat.world();
+    let (rank, recorder) = (world.rank(), world.recorder().clone());
+    let outcome = match catch_unwind(AssertUnwindSafe(|| rank_main(world))) {
+        Ok(returned) => returned.inspect_err(|error| seat.fail(seen_from_afar(error, rank))),
+        Err(panic) => {
+            let error = unwound(panic, rank);
+            seat.fail(error.clone().seen_from_afar(rank));
+            Err(error.into())
+        }
+    };
+    if let (Err(_), Some(directory)) = (&outcome, seat.dump_directory()) {
+        dump(&recorder, rank, directory);
+    }
+    seat.finish();
+    outcome
+}
+
 /// Unwinds with `error`, silently: [`launch`] and [`catch`] turn it into `Err`. For code that has
 /// no way to return a result, such as a hook inside a forward.
 pub fn raise(error: Error) -> ! {
@@ -120,7 +164,7 @@ where
 {
     thread::Builder::new()
         .name(format!("rank-{rank}"))
-        .spawn_scoped(scope, move || run_rank(engine, rank, rank_main))
+        .spawn_scoped(scope, move || run_rank(&engine.seat(rank), rank_main))
         .map_err(|source| {
             let error = Error::Thread { rank, source: Arc::new(source) };
             engine.fail(rank, error.clone());
@@ -135,29 +179,11 @@ fn join<T, E: From<Error>>(rank: Result<ScopedJoinHandle<'_, Result<T, E>>>) -> 
     }
 }
 
-/// Runs one rank on its thread; whatever it does, the others are told.
-fn run_rank<T, E, F>(engine: &InProcess, rank: Rank, rank_main: &F) -> Result<T, E>
-where
-    E: From<Error> + Display + 'static,
-    F: Fn(World) -> Result<T, E>,
-{
-    let world = engine.world(rank);
-    let outcome = catch_unwind(AssertUnwindSafe(|| rank_main(world)));
-    let outcome = match outcome {
-        Ok(returned) => {
-            returned.inspect_err(|error| engine.fail(rank, seen_from_afar(error, rank)))
-        }
-        Err(panic) => {
-            let error = unwound(panic, rank);
-            engine.fail(rank, error.clone().seen_from_afar(rank));
-            Err(error.into())
-        }
-    };
-    if outcome.is_err() {
-        engine.dump(rank);
+fn dump(recorder: &Recorder, rank: Rank, directory: &Path) {
+    match recorder.dump_to(directory) {
+        Ok(path) => tracing::error!(%rank, path = %path.display(), "flight recording written"),
+        Err(error) => tracing::error!(%rank, %error, "flight recording could not be written"),
     }
-    engine.finish(rank);
-    outcome
 }
 
 fn seen_from_afar<E: Display + 'static>(error: &E, rank: Rank) -> Error {

@@ -28,6 +28,15 @@ pub enum LaunchError {
         /// What it holds.
         value: String,
     },
+    /// `DMUON_RENDEZVOUS` is no place to meet.
+    #[error(
+        "DMUON_RENDEZVOUS={value:?} is no place to meet: give `file:///` and a path that all ranks \
+         share, or unset it and set MASTER_ADDR and MASTER_PORT"
+    )]
+    NoMeetingPlace {
+        /// What it holds.
+        value: String,
+    },
     /// A rank outside its world.
     #[error("{claim} is out of range: ranks count from 0 and are below the number of ranks")]
     OutOfRange {
@@ -41,6 +50,26 @@ pub enum LaunchError {
         first: Claim,
         /// What the other one says.
         second: Claim,
+    },
+    /// The program asks for another number of ranks than the launcher started.
+    #[error(
+        "the program asks for {asked} ranks, but this process is {claim}: start as many processes \
+         as the program asks for ranks, or ask for {}", claim.world_size
+    )]
+    WorldSize {
+        /// What the launcher says.
+        claim: Claim,
+        /// What the program asks for.
+        asked: usize,
+    },
+    /// This build connects no processes.
+    #[error(
+        "this process is {claim}, but this build runs ranks as threads of one process: start the \
+         program once, without a launcher, or build it with `--features mpi`"
+    )]
+    NoEngine {
+        /// What the launcher says.
+        claim: Claim,
     },
     /// The rank table counts other ranks than the launcher.
     #[error("{claim}, but the rank table {} lists {table_size} ranks", path.display())]
@@ -67,9 +96,14 @@ impl LaunchError {
     pub fn sources(&self) -> Vec<Source> {
         match self {
             Self::Disagree { first, second } => vec![first.source, second.source],
-            Self::OutOfRange { claim } | Self::TableSize { claim, .. } => vec![claim.source],
+            Self::OutOfRange { claim }
+            | Self::WorldSize { claim, .. }
+            | Self::NoEngine { claim }
+            | Self::TableSize { claim, .. } => vec![claim.source],
             Self::RankTable { .. } => vec![Source::RankTable],
-            Self::Incomplete { .. } | Self::NotANumber { .. } => Vec::new(),
+            Self::Incomplete { .. } | Self::NotANumber { .. } | Self::NoMeetingPlace { .. } => {
+                Vec::new()
+            }
         }
     }
 }
@@ -80,7 +114,8 @@ impl LaunchError {
 pub enum EngineLoadError {
     /// The library is not where it was looked for.
     #[error(
-        "no {engine} library: tried {}; install it, or set {variable} to its path",
+        "no {engine} library: tried {}; install one, as docs/launch.md shows, or set {variable} to \
+         its path",
         tried.join(", ")
     )]
     NotFound {

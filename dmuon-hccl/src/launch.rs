@@ -1,6 +1,6 @@
 //! Reads how this process was launched; never guesses when two launchers tell different stories.
 
-use crate::{Claim, Environment, LaunchError, Source, rank_table::RankTable};
+use crate::{Claim, Environment, LaunchError, Rendezvous, Source, rank_table::RankTable};
 use dmuon_core::Rank;
 use std::path::PathBuf;
 
@@ -31,15 +31,6 @@ pub struct LaunchSpec {
     pub rank_table: Option<PathBuf>,
     /// Who said so.
     pub source: Source,
-}
-
-/// Where ranks meet before they are connected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rendezvous {
-    /// `MASTER_ADDR`.
-    pub host: String,
-    /// `MASTER_PORT`.
-    pub port: u16,
 }
 
 /// Reads the launch from the explicit configuration and the environment.
@@ -81,7 +72,11 @@ fn claims(
     env: &Environment<'_>,
 ) -> Result<Vec<Claim>, LaunchError> {
     let mut claims = Vec::new();
-    claims.extend(explicit.map(|spec| spec.claim().checked()).transpose()?);
+    claims.extend(
+        explicit
+            .map(|spec| Claim { source: Source::Explicit, ..spec.claim() }.checked())
+            .transpose()?,
+    );
     for source in SOURCES {
         claims.extend(source.claim(env)?);
     }
@@ -124,28 +119,10 @@ impl LaunchSpec {
         Self { rank, world_size, local_rank, rendezvous: None, rank_table: None, source }
     }
 
-    fn claim(&self) -> Claim {
-        let Self { rank, world_size, local_rank, .. } = *self;
-        Claim { source: Source::Explicit, rank, world_size, local_rank }
-    }
-}
-
-impl Rendezvous {
-    /// `MASTER_ADDR` and `MASTER_PORT`, both or neither.
-    fn read(env: &Environment<'_>) -> Result<Option<Self>, LaunchError> {
-        let port: Option<u16> = env.number("MASTER_PORT")?;
-        match (env.variable("MASTER_ADDR"), port) {
-            (None, None) => Ok(None),
-            (Some(host), Some(port)) => Ok(Some(Self { host, port })),
-            (Some(value), None) => {
-                Err(LaunchError::Incomplete { found: "MASTER_ADDR", value, missing: "MASTER_PORT" })
-            }
-            (None, Some(port)) => Err(LaunchError::Incomplete {
-                found: "MASTER_PORT",
-                value: port.to_string(),
-                missing: "MASTER_ADDR",
-            }),
-        }
+    /// Who this process is, and who says so.
+    pub fn claim(&self) -> Claim {
+        let Self { rank, world_size, local_rank, source, .. } = *self;
+        Claim { source, rank, world_size, local_rank }
     }
 }
 
@@ -281,9 +258,16 @@ mod tests {
 
     #[test]
     fn rendezvous_is_read() {
-        let spec = process("RANK=0 WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=29500");
-        let expected = Rendezvous { host: "node0".into(), port: 29500 };
-        assert_eq!(spec.rendezvous, Some(expected));
+        let words = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=29500";
+        let address = Rendezvous::Address { host: "node0".into(), port: 29500 };
+        assert_eq!(process(words).rendezvous, Some(address));
+        let words = format!("{words} DMUON_RENDEZVOUS=file:///shared/job-7");
+        let file = Rendezvous::File { path: "/shared/job-7".into() };
+        assert_eq!(process(&words).rendezvous, Some(file));
+        assert_refused(
+            "RANK=0 WORLD_SIZE=1 DMUON_RENDEZVOUS=/shared/job-7",
+            &["DMUON_RENDEZVOUS=\"/shared/job-7\"", "file:///"],
+        );
     }
 
     #[test]

@@ -24,6 +24,9 @@ Examples:
       One replica over four ranks: other traffic, the same weights to the bit.
   cargo run --release --example train_gpt -- --ranks 1 --batch 16
       One rank reads the same batches as four with --batch 4: compare the losses.
+  cargo build --release --features mpi --example train_gpt
+  mpiexec -n 4 target/release/examples/train_gpt
+      The same ranks as processes: the same weights to the bit.
   cargo run --release --example train_gpt -- --data ~/books --steps 2000 --out out/books
       All files of a folder, for longer.
 
@@ -32,7 +35,8 @@ Written to --out:
   steps.jsonl   one JSON object a step
   summary.json  final losses, hashes of data and weights, bytes moved";
 
-/// Train a byte-level GPT with Muon over several ranks, each a thread of this process.
+/// Train a byte-level GPT with Muon over several ranks: threads of this process, or the processes
+/// that mpiexec started.
 ///
 /// Every weight matrix has one owner rank, which keeps the weight and its momentum and runs the
 /// Newton-Schulz iteration; the other ranks borrow the weight for the time of a block.

@@ -32,20 +32,29 @@ const TEMPERATURE: f64 = 0.7;
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let corpus = Corpus::load(args.data.as_deref(), args.seq_len)?;
     let baseline = corpus.unigram_baseline();
-    announce(args, &corpus, baseline);
+    if dmuon::is_first_process()? {
+        announce(args, &corpus, baseline);
+    }
     let mut curves = Vec::new();
     for optimizer in args.optimizers() {
-        let trained = train::train(args, optimizer, &corpus, &folder(args, optimizer))?;
+        let folder = folder(args, optimizer);
+        let Some(trained) = train::train(args, optimizer, &corpus, &folder)? else {
+            // Another process has rank 0, which tells the rest of the story.
+            continue;
+        };
         let model = trained.model.valid();
         let val_loss = validate(&model, args, &corpus);
         let summary = summarize(args, optimizer, &corpus, &trained, [val_loss, baseline]);
-        summary.write(&folder(args, optimizer))?;
+        summary.write(&folder)?;
         tell(&summary);
         if !args.no_sample {
             println!("\nThe model, after \"{PROMPT}\":\n\n{}\n", sample(&model, args));
         }
         let losses = trained.steps.iter().map(|step| step.loss).collect();
         curves.push(Curve { optimizer, losses, val_loss });
+    }
+    if curves.is_empty() {
+        return Ok(());
     }
     let path = args.out.join("loss.png");
     Figure { curves: &curves, baseline, args }.draw(&path)?;

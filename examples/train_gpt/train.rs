@@ -36,22 +36,23 @@ pub(crate) struct Trained {
     pub(crate) bytes_predicted: u64,
 }
 
-/// Trains from a fresh model on rank threads; the records go to `folder`.
+/// Trains from a fresh model on all ranks; the records go to `folder`. Only the process of rank 0
+/// brings something home.
 pub(crate) fn train(
     args: &Args,
     optimizer: Optimizer,
     corpus: &Corpus,
     folder: &Path,
-) -> Result<Trained, Error> {
+) -> Result<Option<Trained>, Error> {
     let device = args.device();
-    // Burn draws from one generator for the whole process: the weights are drawn here, once.
+    // Burn draws from one generator for the whole process: the weights are drawn here, once in
+    // every process, from one seed.
     device.seed(args.seed);
     let model = args.model().init(&device);
     dmuon::initialize(&model);
     let job = Job { args, optimizer, corpus, folder };
     let ranks = dmuon::launch(args.num_ranks(), |world| job.train_rank(world, model.clone()))?;
-    let trained = ranks.into_iter().flatten().next();
-    Ok(trained.unwrap_or_else(|| unreachable!("rank 0 gathers the model")))
+    Ok(ranks.into_iter().flatten().next())
 }
 
 /// What all ranks are told.

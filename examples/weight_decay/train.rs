@@ -57,9 +57,7 @@ impl Job<'_> {
         let device = Device::flex().autodiff();
         let mesh = Mesh::new(&world)?;
         let (model, _) = Dedicate::new(&mesh).apply(model.fork(&device))?;
-        // Burn's RmsNorm asks its stored gain for the width, which a piece of it does not have.
-        let shard = FullyShard::new(&mesh).route("*norm*", Route::Replicated);
-        let (mut model, handle) = shard.apply(model)?;
+        let (mut model, handle) = FullyShard::new(&mesh).apply(model)?;
         let mut muon = self.optimizer().init(&handle)?;
         let mut records = Vec::new();
         let mut losses = Vec::new();

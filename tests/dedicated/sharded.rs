@@ -2,7 +2,10 @@
 
 use crate::support::*;
 use burn::module::{Module, Param};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, LayerNorm,
+    LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Int, Tensor, TensorData};
 use dmuon::{
@@ -341,6 +344,32 @@ fn owned_sharded_and_replicated_adamw_agree_to_the_bit() {
     for route in [Route::AdamWOwned, Route::AdamWSharded] {
         assert_same_weights(&with(route), &replicated, route.name());
     }
+}
+
+/// Norms of every kind: two of Burn's ask their stored parameter for its shape.
+#[derive(Module, Debug)]
+struct Norms {
+    layers: Vec<Hooked<Linear>>,
+    rms: RmsNorm,
+    group: GroupNorm,
+    layer: LayerNorm,
+    batch: BatchNorm,
+}
+
+#[test]
+fn norms_of_every_kind_train_alike() {
+    let norms = seeded(9, |device| Norms {
+        layers: vec![Hooked::new(LinearConfig::new(WIDTH, WIDTH).init(device))],
+        rms: RmsNormConfig::new(WIDTH).init(device),
+        group: GroupNormConfig::new(2, WIDTH).init(device),
+        layer: LayerNormConfig::new(WIDTH).init(device),
+        batch: BatchNormConfig::new(WIDTH).init(device),
+    });
+    check(&norms, &[(1, 2), (1, 4), (2, 2)], |norms, step, rank| {
+        let x = norms.layers[0].run(batch(step, rank), |linear, x| linear.forward(x));
+        let x = norms.layer.forward(norms.rms.forward(x)).swap_dims(1, 2);
+        loss(norms.batch.forward(norms.group.forward(x)))
+    });
 }
 
 /// A block around what lies outside all boundaries is a boundary of its own.

@@ -3,4 +3,4 @@
 pub(crate) mod in_process;
 mod options;
 
-pub use options::{Dump, EngineOptions, Link, Sharing};
+pub use options::{Collectives, Dump, EngineOptions, Link, Sharing, Verify};

@@ -9,7 +9,8 @@ const DEFAULT_DEADLINE: Duration = Duration::from_secs(300);
 /// Events a rank's flight recorder keeps unless told otherwise.
 const DEFAULT_RECORDER_CAPACITY: usize = 4096;
 
-/// Options of the in-process engine; other engines use those that apply.
+/// Options of an engine. Sharing and the link apply to ranks as threads, verification to ranks as
+/// processes.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Whether ranks share memory or each gets its own.
@@ -22,6 +23,10 @@ pub struct EngineOptions {
     pub dump: Dump,
     /// The link every group pretends to have; `None` for memory speed.
     pub link: Option<Link>,
+    /// Whether calls are compared between processes before they run. Threads always compare.
+    pub verify: Verify,
+    /// Who runs the collectives of an engine with a library behind it.
+    pub collectives: Collectives,
 }
 
 /// Whether ranks in one process share memory.
@@ -34,6 +39,35 @@ pub enum Sharing {
     /// Every rank receives into memory of its own, as separate machines would, so that counted
     /// allocations are honest.
     Copy,
+}
+
+/// Whether every call is announced to rank 0, which names ranks whose calls differ at once.
+///
+/// Without it, a call that differs is found when a wait reaches its deadline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verify {
+    /// As `DMUON_VERIFY` says (0 or 1); without that, in builds with debug assertions.
+    #[default]
+    FromEnvironment,
+    /// Every call.
+    Always,
+    /// No call.
+    Never,
+}
+
+/// Who runs the collectives of an engine that has a library behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Collectives {
+    /// As `DMUON_COLLECTIVES` says (`ordered` or `library`); without that, ordered.
+    #[default]
+    FromEnvironment,
+    /// dmuon, over the library's messages: sums in the canonical order, so that results are those
+    /// of ranks as threads, bit for bit.
+    Ordered,
+    /// The library: sums in whatever order it likes, equal to rounding only.
+    Library,
 }
 
 /// What happens to the flight recordings when a launch fails.
@@ -68,6 +102,8 @@ impl Default for EngineOptions {
             recorder_capacity: DEFAULT_RECORDER_CAPACITY,
             dump: Dump::FromEnvironment,
             link: None,
+            verify: Verify::FromEnvironment,
+            collectives: Collectives::FromEnvironment,
         }
     }
 }
@@ -101,8 +137,25 @@ impl EngineOptions {
         self
     }
 
+    /// Options with a choice about verification.
+    #[must_use]
+    pub fn with_verify(mut self, verify: Verify) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Options with a choice of who runs the collectives.
+    #[must_use]
+    pub fn with_collectives(mut self, collectives: Collectives) -> Self {
+        self.collectives = collectives;
+        self
+    }
+
     /// The deadline after asking the environment, which is read once per process.
-    pub(crate) fn resolved_deadline(&self) -> Result<Duration> {
+    ///
+    /// # Errors
+    /// `DMUON_TIMEOUT` is no positive number of seconds.
+    pub fn resolved_deadline(&self) -> Result<Duration> {
         static TIMEOUT: OnceLock<Result<Option<Duration>>> = OnceLock::new();
         if let Some(deadline) = self.deadline {
             return Ok(deadline);
@@ -115,11 +168,39 @@ impl EngineOptions {
     }
 
     /// Where to dump flight recordings, if anywhere.
-    pub(crate) fn resolved_dump(&self) -> Option<PathBuf> {
+    pub fn resolved_dump(&self) -> Option<PathBuf> {
         match &self.dump {
             Dump::Never => None,
             Dump::To(directory) => Some(directory.clone()),
             Dump::FromEnvironment => std::env::var_os("DMUON_FLIGHT_RECORDER").map(PathBuf::from),
+        }
+    }
+
+    /// Whether to verify, after asking the environment.
+    ///
+    /// # Errors
+    /// `DMUON_VERIFY` is neither 0 nor 1.
+    pub fn resolved_verify(&self) -> Result<bool> {
+        match self.verify {
+            Verify::Always => Ok(true),
+            Verify::Never => Ok(false),
+            Verify::FromEnvironment => match std::env::var("DMUON_VERIFY") {
+                Ok(value) => parse_switch(&value),
+                Err(_) => Ok(cfg!(debug_assertions)),
+            },
+        }
+    }
+
+    /// Who runs the collectives, after asking the environment: never
+    /// [`Collectives::FromEnvironment`].
+    ///
+    /// # Errors
+    /// `DMUON_COLLECTIVES` is neither `ordered` nor `library`.
+    pub fn resolved_collectives(&self) -> Result<Collectives> {
+        match (self.collectives, std::env::var("DMUON_COLLECTIVES")) {
+            (Collectives::FromEnvironment, Ok(value)) => parse_collectives(&value),
+            (Collectives::FromEnvironment, Err(_)) => Ok(Collectives::Ordered),
+            (chosen, _) => Ok(chosen),
         }
     }
 }
@@ -142,9 +223,40 @@ fn parse_timeout(value: &str) -> Result<Duration> {
     })
 }
 
+fn parse_switch(value: &str) -> Result<bool> {
+    match value.trim() {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(Error::Environment {
+            variable: "DMUON_VERIFY",
+            value: value.into(),
+            expected: "0 or 1",
+        }),
+    }
+}
+
+fn parse_collectives(value: &str) -> Result<Collectives> {
+    match value.trim() {
+        "ordered" => Ok(Collectives::Ordered),
+        "library" => Ok(Collectives::Library),
+        _ => Err(Error::Environment {
+            variable: "DMUON_COLLECTIVES",
+            value: value.into(),
+            expected: "`ordered` or `library`",
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn switches_are_zero_or_one() {
+        assert_eq!((parse_switch("0").ok(), parse_switch(" 1").ok()), (Some(false), Some(true)));
+        let error = parse_switch("yes").expect_err("not a switch").to_string();
+        assert_eq!(error, "DMUON_VERIFY=\"yes\" is not 0 or 1; correct it or unset it");
+    }
 
     #[test]
     fn timeouts_are_positive_seconds() {

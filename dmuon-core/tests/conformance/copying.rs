@@ -1,9 +1,6 @@
 //! The suite on threads that each receive into memory of their own.
 
-use crate::{
-    cases,
-    suite::{Engine, on_threads},
-};
+use crate::{cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, Sharing, World};
 
 struct Copying;

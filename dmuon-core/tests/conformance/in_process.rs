@@ -1,9 +1,6 @@
 //! The suite on threads that share memory.
 
-use crate::{
-    cases,
-    suite::{Engine, on_threads},
-};
+use crate::{cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, World};
 
 struct Shared;

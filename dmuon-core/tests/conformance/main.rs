@@ -4,3 +4,4 @@ mod cases;
 mod copying;
 mod in_process;
 mod suite;
+mod threads;

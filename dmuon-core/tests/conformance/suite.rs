@@ -1,8 +1,6 @@
 //! What an engine must bring to run the suite, and what every case may lean on.
 
-use dmuon_core::{
-    Buffer, Call, Element, EngineOptions, Group, Op, Result, SharedBuffer, World, launch_each,
-};
+use dmuon_core::{Buffer, Call, Element, Group, Op, Result, SharedBuffer, World};
 use std::{sync::mpsc, thread, time::Duration};
 
 /// World sizes every case runs at.
@@ -59,18 +57,11 @@ pub(crate) fn outcomes<E: Engine>(
     body: fn(World) -> Result<()>,
 ) -> Vec<Result<()>> {
     let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || sender.send(E::run(num_ranks, body)));
+    // Named like the test, for engines that start it again in other processes.
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    let run = move || sender.send(E::run(num_ranks, body));
+    thread::Builder::new().name(test).spawn(run).expect("a thread for the case");
     receiver.recv_timeout(CASE_LIMIT).expect("the case hangs or its launch panicked")
-}
-
-/// Runs on threads with the given options.
-pub(crate) fn on_threads(
-    num_ranks: usize,
-    options: EngineOptions,
-    body: fn(World) -> Result<()>,
-) -> Vec<Result<()>> {
-    let options = options.with_deadline(PATIENCE);
-    launch_each(num_ranks, &options, body).expect("threads start")
 }
 
 /// Element `at` of the input that `rank` brings: no two alike, and sums that round.

@@ -10,11 +10,15 @@ mod member;
 mod slot;
 
 use crate::{
-    BufferPool, Error, Group, Ledger, Rank, Recorder, Result, World, engine::EngineOptions,
+    BufferPool, Error, Group, Ledger, Rank, Recorder, Result, Seat, World, engine::EngineOptions,
 };
 use hub::Hub;
 use member::Member;
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
 
 /// A world of threads before the threads exist.
 #[derive(Debug)]
@@ -47,28 +51,44 @@ impl InProcess {
         World::new(group, pool, Ledger::new(), recorder, self.hub.deadline())
     }
 
+    /// The place of `rank`.
+    pub(crate) fn seat(&self, rank: Rank) -> impl Seat {
+        ThreadSeat { engine: self, rank }
+    }
+
     /// Fails the world on behalf of `rank`, unless it has failed before.
     pub(crate) fn fail(&self, rank: Rank, cause: Error) {
         self.hub.fail(rank, cause);
-    }
-
-    /// Notes that `rank` will not start anything any more.
-    pub(crate) fn finish(&self, rank: Rank) {
-        self.hub.finish(rank);
     }
 
     /// Who failed first, and why.
     pub(crate) fn failure(&self) -> Option<(Rank, Error)> {
         self.hub.failure()
     }
+}
 
-    /// Writes the flight recording of `rank` where the options say, if they do.
-    pub(crate) fn dump(&self, rank: Rank) {
-        let Some(directory) = &self.dump else { return };
-        match self.recorders[rank.0].dump_to(directory) {
-            Ok(path) => tracing::error!(%rank, path = %path.display(), "flight recording written"),
-            Err(error) => tracing::error!(%rank, %error, "flight recording could not be written"),
-        }
+/// One rank's place among the threads.
+#[derive(Debug)]
+struct ThreadSeat<'a> {
+    engine: &'a InProcess,
+    rank: Rank,
+}
+
+impl Seat for ThreadSeat<'_> {
+    fn world(&self) -> World {
+        self.engine.world(self.rank)
+    }
+
+    fn fail(&self, cause: Error) {
+        self.engine.fail(self.rank, cause);
+    }
+
+    fn finish(&self) {
+        self.engine.hub.finish(self.rank);
+    }
+
+    fn dump_directory(&self) -> Option<&Path> {
+        self.engine.dump.as_deref()
     }
 }
 

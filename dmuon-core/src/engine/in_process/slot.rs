@@ -213,24 +213,8 @@ impl Slot {
         let Some((other, other_call)) = first else {
             return Ok(());
         };
-        if other_call == call {
-            return Ok(());
-        }
-        let (low, high) = if other < rank {
-            ((other, other_call), (rank, call))
-        } else {
-            ((rank, call), (other, other_call))
-        };
-        let alike = other_call.brief() == call.brief();
-        let text = |call: &Call| if alike { call.detailed() } else { call.brief() }.into();
-        Err(Error::Mismatch {
-            group: self.site.group.clone(),
-            sequence: self.site.sequence,
-            rank: self.ranks[high.0],
-            call: text(high.1),
-            other: self.ranks[low.0],
-            other_call: text(low.1),
-        })
+        let (here, there) = ((self.ranks[rank], call), (self.ranks[other], other_call));
+        Error::mismatch(&self.site, there, here).map_or(Ok(()), Err)
     }
 
     fn check_nobody_needed_is_gone(&self, state: &mut State, op: Op) -> Result<()> {

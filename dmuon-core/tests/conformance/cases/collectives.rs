@@ -1,7 +1,7 @@
 //! What each collective puts out, against its definition.
 
 use crate::suite::{Engine, PATIENCE, assert_bits, at_all_sizes, input, naive_sum, run, value};
-use dmuon_core::{Buffer, Call, Element, Op, Result, World};
+use dmuon_core::{Buffer, BufferPool, Call, Element, FloatType, Op, Result, World};
 
 /// Nothing, one, odd, and more than one parallel task.
 const NUM_ELEMS: [usize; 4] = [0, 1, 1023, (1 << 17) + 5];
@@ -117,6 +117,38 @@ pub(crate) fn doubles_sum_and_bytes_move<E: Engine>() {
         assert!(output.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / 3));
         Ok(())
     });
+}
+
+pub(crate) fn halves_sum_in_single_precision_and_round_once<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        for float in [FloatType::Bf16, FloatType::F16] {
+            for op in [Op::Reduce { root: 0 }, Op::AllReduce, Op::ReduceScatter] {
+                sum_halves(&world, float, op)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Element `at` of every part is 1 on rank 0 and half an ulp of 1, give or take, elsewhere: added
+/// one by one in half precision, those would be lost.
+fn sum_halves(world: &World, float: FloatType, op: Op) -> Result<()> {
+    let (rank, size) = (world.rank().0, world.size());
+    let pool = BufferPool::default();
+    let ulp = if float == FloatType::Bf16 { 1.0 / 128.0 } else { 1.0 / 1024.0 };
+    let small = [0.5 * ulp, 0.25 * ulp, -0.25 * ulp];
+    let part = if rank == 0 { [1.0; 3] } else { small };
+    let num_parts = if op == Op::ReduceScatter { size } else { 1 };
+    let own = Buffer::from_elements(&part.repeat(num_parts)).freeze();
+    let call = Call::new(op, "halves", float.element(), part.len());
+    let sum = world.group().start(call, Some(float.narrow(own, &pool)))?.wait(PATIENCE)?;
+    let exact = small.map(|small| 1.0 + (size - 1) as f32 * small);
+    let rounded = float.narrow(Buffer::from_elements(&exact).freeze(), &pool);
+    match sum {
+        Some(sum) => assert_eq!(sum.as_slice(), rounded.as_slice(), "{float} {op:?} of {size}"),
+        None => assert!(op == Op::Reduce { root: 0 } && rank != 0),
+    }
+    Ok(())
 }
 
 /// Sums that `f32` could not hold.

@@ -18,6 +18,7 @@ macro_rules! for_engine {
                 all_to_all_transposes,
                 barrier_has_no_output,
                 doubles_sum_and_bytes_move,
+                halves_sum_in_single_precision_and_round_once,
             }
             flight::{
                 many_in_flight_may_be_awaited_in_reverse,

@@ -1,0 +1,241 @@
+//! Rank 0's side: accepts every rank once, hears what they say, and passes on what it decides.
+
+use super::{
+    docket::{Docket, Mail, To},
+    error::{Refusal, RendezvousError},
+    frame,
+    member::Credentials,
+    message::{Hello, ToHost, ToRank, VERSION},
+};
+use dmuon_core::Rank;
+use std::{
+    io,
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Between two looks at the listener and the clock while ranks arrive, and later.
+const ARRIVAL_PAUSE: Duration = Duration::from_millis(2);
+const WORKING_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a stranger may take to introduce itself, and a rank to take a message.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The host; serves in the background until dropped.
+#[derive(Debug)]
+pub struct Host {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    token: String,
+    world_size: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    docket: Docket,
+    /// Connections, by rank.
+    ranks: Vec<Option<TcpStream>>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Not everybody is here.
+    Arrival {
+        until: Instant,
+        patience: Duration,
+    },
+    Working,
+    Closed,
+}
+
+impl Host {
+    /// Listens on `address` (`host:port`, port 0 for any) for the ranks of `credentials`' world.
+    /// Ranks that are silent for longer than `deadline`, or arrive later than that, fail everybody.
+    ///
+    /// # Errors
+    /// The address is taken or not this machine's.
+    pub fn listen(
+        address: &str,
+        credentials: &Credentials,
+        deadline: Duration,
+    ) -> Result<Self, RendezvousError> {
+        let failed = |source| RendezvousError::Listen { address: address.to_owned(), source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let (now, size) = (Instant::now(), credentials.world_size);
+        let state = State {
+            docket: Docket::new(size, deadline, now),
+            ranks: (0..size).map(|_| None).collect(),
+            phase: Phase::Arrival { until: now + deadline, patience: deadline },
+        };
+        let shared = Arc::new(Shared {
+            token: credentials.token.clone(),
+            world_size: size,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let host = Self { address: listener.local_addr().map_err(failed)?, shared };
+        let shared = host.shared.clone();
+        spawn("dmuon-host", move || shared.serve(&listener))?;
+        Ok(host)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until every rank has left, but not for long: those who don't are not coming back.
+    pub fn linger(&self, at_most: Duration) {
+        let busy = |state: &mut State| !state.docket.is_empty();
+        let state = self.shared.lock();
+        drop(self.shared.changed.wait_timeout_while(state, at_most, busy));
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.phase = Phase::Closed;
+        for stream in state.ranks.iter().flatten() {
+            // A rank that is gone has closed its side; there is nobody to tell.
+            let _closed = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Shared {
+    /// Accepts connections and watches the clock.
+    fn serve(self: Arc<Self>, listener: &TcpListener) {
+        loop {
+            while let Ok((stream, _)) = listener.accept() {
+                let shared = self.clone();
+                if let Err(error) = spawn("dmuon-host-rank", move || shared.attend(stream)) {
+                    tracing::error!(%error, "a connection was dropped");
+                }
+            }
+            let mut state = self.lock();
+            let pause = match state.phase {
+                Phase::Closed => return,
+                Phase::Arrival { until, .. } if Instant::now() < until => ARRIVAL_PAUSE,
+                Phase::Arrival { patience, .. } => return state.give_up(patience),
+                Phase::Working => {
+                    let mail = state.docket.tick(Instant::now());
+                    state.deliver(mail);
+                    WORKING_PAUSE
+                }
+            };
+            drop(state);
+            thread::sleep(pause);
+        }
+    }
+
+    /// Serves one connection until it ends.
+    fn attend(&self, mut stream: TcpStream) {
+        match self.admit(&mut stream) {
+            Ok(rank) => self.listen_to(rank, &mut stream),
+            Err(error) => tracing::warn!(%error, "a stranger called"),
+        }
+    }
+
+    /// Reads who calls, and lets it in or says why not.
+    fn admit(&self, stream: &mut TcpStream) -> io::Result<Rank> {
+        stream.set_nonblocking(false)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let hello: Hello = frame::read(stream)?;
+        let mut state = self.lock();
+        if let Err(refusal) = self.check(&hello, &state) {
+            frame::write(stream, &ToRank::Refused(refusal.clone()))?;
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, refusal));
+        }
+        stream.set_read_timeout(None)?;
+        state.ranks[hello.rank] = Some(stream.try_clone()?);
+        if state.ranks.iter().all(Option::is_some) {
+            state.phase = Phase::Working;
+            state.docket.all_here(Instant::now());
+            state.deliver(vec![(To::Everybody, ToRank::Welcome)]);
+        }
+        Ok(Rank(hello.rank))
+    }
+
+    fn check(&self, hello: &Hello, state: &State) -> Result<(), Refusal> {
+        let Hello { version, ref token, rank, world_size } = *hello;
+        if version != VERSION {
+            return Err(Refusal::Version { theirs: VERSION, ours: version });
+        }
+        if *token != self.token {
+            return Err(Refusal::WrongToken);
+        }
+        if world_size != self.world_size {
+            return Err(Refusal::WorldSize { theirs: self.world_size, ours: world_size });
+        }
+        if rank >= world_size {
+            return Err(Refusal::OutOfRange { rank, world_size });
+        }
+        if state.ranks[rank].is_some() {
+            return Err(Refusal::Duplicate { rank });
+        }
+        Ok(())
+    }
+
+    fn listen_to(&self, rank: Rank, stream: &mut TcpStream) {
+        while let Ok(message) = frame::read::<ToHost>(stream) {
+            self.act(|docket| docket.hear(rank, message, Instant::now()));
+        }
+        self.act(|docket| docket.hang_up(rank));
+    }
+
+    fn act(&self, event: impl FnOnce(&mut Docket) -> Mail) {
+        let mut state = self.lock();
+        let mail = event(&mut state.docket);
+        state.deliver(mail);
+        self.changed.notify_all();
+    }
+
+    /// State is whole at every step, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Sends messages. Rank 0 gets its own last: it may exit, and the host with it, as soon as it
+    /// knows.
+    fn deliver(&mut self, mail: Mail) {
+        for (to, message) in mail {
+            for (rank, stream) in self.ranks.iter_mut().enumerate().rev() {
+                let Some(stream) = stream.as_mut().filter(|_| to.includes(Rank(rank))) else {
+                    continue;
+                };
+                if let Err(error) = frame::write(stream, &message) {
+                    // Its reader notices the same and reports the rank as lost.
+                    tracing::debug!(rank, %error, "a message did not reach its rank");
+                }
+            }
+        }
+    }
+
+    /// Tells those who came who did not.
+    fn give_up(&mut self, waited: Duration) {
+        let absent = |(rank, stream): (usize, &Option<TcpStream>)| stream.is_none().then_some(rank);
+        let missing = self.ranks.iter().enumerate().filter_map(absent).collect();
+        let refusal = Refusal::Missing { missing, waited };
+        self.deliver(vec![(To::Everybody, ToRank::Refused(refusal))]);
+        self.phase = Phase::Closed;
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}

@@ -1,0 +1,22 @@
+//! What ranks in several processes tell each other beside the data: who is here, who failed first,
+//! who is missing, and small ids. Never tensors.
+//!
+//! Rank 0 hosts; every rank, rank 0 too, keeps one TCP connection to it. The connection proves that
+//! a process lives: the kernel closes it when the process is killed, and a heartbeat tells when a
+//! machine is gone. The first failure the host hears of is everybody's.
+
+mod docket;
+mod error;
+mod frame;
+mod host;
+mod log;
+mod member;
+mod message;
+mod watch;
+
+pub use error::{Refusal, RendezvousError};
+pub use host::Host;
+pub use log::{GroupId, Place};
+pub(crate) use member::connect;
+pub use member::{Credentials, Member};
+pub use watch::Watch;

@@ -1,0 +1,10 @@
+//! The conformance suite of `dmuon-core` on processes that `mpiexec` starts; see `processes`.
+
+#[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
+mod cases;
+mod large;
+mod library;
+mod ordered;
+mod processes;
+#[path = "../../../dmuon-core/tests/conformance/suite.rs"]
+mod suite;

@@ -1,0 +1,206 @@
+//! Meeting without MPI: who gets in, who is turned away, and who is told when somebody dies.
+
+use dmuon_core::{Error, Rank};
+use dmuon_hccl::{
+    Environment, Launch, Rendezvous,
+    control::{Credentials, Host, Member, RendezvousError},
+    read_launch,
+};
+use std::{
+    env, fs, io,
+    io::{Read, Write},
+    net::TcpListener,
+    path::PathBuf,
+    process, thread,
+    time::{Duration, Instant},
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(300);
+
+fn credentials(rank: usize, world_size: usize) -> Credentials {
+    Credentials { token: "job 7".into(), rank: Rank(rank), world_size }
+}
+
+fn host(world_size: usize, deadline: Duration) -> (Host, String) {
+    let host = Host::listen("127.0.0.1:0", &credentials(0, world_size), deadline);
+    let host = host.expect("any port will do");
+    let address = host.address().to_string();
+    (host, address)
+}
+
+/// Every rank's attempt to join a host at `address`.
+fn join_all(address: &str, all: &[Credentials]) -> Vec<Result<Member, RendezvousError>> {
+    thread::scope(|scope| {
+        let join = |own| scope.spawn(move || Member::join(address, own, PATIENCE));
+        let ranks: Vec<_> = all.iter().map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("joining does not panic")).collect()
+    })
+}
+
+fn world(num_ranks: usize, deadline: Duration) -> (Host, Vec<Member>) {
+    let (host, address) = host(num_ranks, deadline);
+    let all: Vec<_> = (0..num_ranks).map(|rank| credentials(rank, num_ranks)).collect();
+    let members = join_all(&address, &all).into_iter().map(|member| member.expect("expected"));
+    (host, members.collect())
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    listener.local_addr().expect("it listens").port()
+}
+
+fn file(name: &str) -> PathBuf {
+    env::temp_dir().join(format!("dmuon-rendezvous-{}-{name}", process::id()))
+}
+
+/// Every rank meets at `place`; returns the id that rank 1 gave to all.
+fn shared_ids(place: &Rendezvous) -> Vec<String> {
+    let rank_main = |rank| {
+        let (member, host) = place.meet(&credentials(rank, 3), PATIENCE).expect("all are here");
+        let id = (rank == 1).then_some("the id of rank 1");
+        let id = member.share("nccl", id, PATIENCE).expect("rank 1 has it");
+        member.finish().expect("nobody fails");
+        member.leave(PATIENCE.mul_f32(f32::from(host.is_none())));
+        host.inspect(|host| host.linger(PATIENCE));
+        id
+    };
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3).map(|rank| scope.spawn(move || rank_main(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
+    })
+}
+
+#[test]
+fn ranks_meet_at_an_address_and_share_an_id() {
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port: free_port() };
+    assert_eq!(shared_ids(&place), ["the id of rank 1"; 3]);
+}
+
+#[test]
+fn ranks_meet_at_a_file_although_an_old_one_is_there() {
+    let path = file("old");
+    let listing = format!(r#"{{"machine": "127.0.0.1", "port": {}}}"#, free_port());
+    fs::write(&path, listing).expect("the temporary folder is writable");
+    assert_eq!(shared_ids(&Rendezvous::File { path: path.clone() }), ["the id of rank 1"; 3]);
+    assert!(!path.exists(), "the next job must not find it");
+}
+
+#[test]
+fn a_file_that_nobody_writes_is_named() {
+    let place = Rendezvous::File { path: file("none") };
+    let error = place.meet(&credentials(1, 2), SHORT).expect_err("rank 0 does not come");
+    let text = error.to_string();
+    assert!(text.contains("rank 1 cannot read") && text.contains("-none"), "{text}");
+}
+
+#[test]
+fn a_port_in_use_is_named_with_the_cure() {
+    let taken = TcpListener::bind("0.0.0.0:0").expect("there is a free port");
+    let port = taken.local_addr().expect("it listens").port();
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port };
+    let text = place.meet(&credentials(0, 2), SHORT).expect_err("it is taken").to_string();
+    assert!(text.contains(&format!("0.0.0.0:{port}")), "{text}");
+    assert!(text.contains("in use") && text.contains("another MASTER_PORT"), "{text}");
+}
+
+#[test]
+fn nobody_at_the_address_is_named_with_the_cure() {
+    let address = format!("127.0.0.1:{}", free_port());
+    let error = Member::join(&address, &credentials(1, 2), SHORT).expect_err("nobody listens");
+    let text = error.to_string();
+    assert!(text.contains(&address) && text.contains("is rank 0 running"), "{text}");
+}
+
+#[test]
+fn whoever_is_not_dmuon_is_called_a_stranger() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    let address = listener.local_addr().expect("it listens").to_string();
+    let server = thread::spawn(move || -> io::Result<()> {
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; 4])?;
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    });
+    let error = Member::join(&address, &credentials(1, 2), PATIENCE).expect_err("not dmuon");
+    assert!(error.to_string().contains("is not dmuon"), "{error}");
+    server.join().expect("no panic").expect("the caller spoke first");
+}
+
+#[test]
+fn impostors_are_refused_and_the_others_still_meet() {
+    let (_host, address) = host(2, PATIENCE);
+    let wrong_token = Credentials { token: "job 8".into(), ..credentials(1, 2) };
+    for (impostor, part) in [
+        (wrong_token, "the job tokens differ"),
+        (credentials(1, 3), "it expects 2 ranks, this rank was told 3"),
+        (credentials(2, 2), "there is no rank 2 among 2"),
+    ] {
+        let error = Member::join(&address, &impostor, PATIENCE).expect_err(part);
+        assert!(error.to_string().contains(part), "{error} lacks {part}");
+    }
+    let both = [credentials(0, 2), credentials(1, 2)];
+    assert!(join_all(&address, &both).iter().all(Result::is_ok));
+}
+
+#[test]
+fn a_rank_that_comes_twice_is_refused() {
+    let (_host, address) = host(2, PATIENCE);
+    let outcomes = join_all(&address, &[credentials(1, 2), credentials(1, 2), credentials(0, 2)]);
+    let errors: Vec<_> = outcomes.into_iter().filter_map(Result::err).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(errors[0].to_string().contains("rank 1 is there already"), "{}", errors[0]);
+}
+
+#[test]
+fn those_who_come_are_told_who_does_not() {
+    let (_host, address) = host(4, SHORT);
+    for outcome in join_all(&address, &[credentials(0, 4), credentials(2, 4)]) {
+        let text = outcome.expect_err("two are missing").to_string();
+        assert!(text.contains("not arrived within 0.3 s: ranks [1, 3]"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named_to_all_others() {
+    let (_host, mut members) = world(3, PATIENCE);
+    drop(members.remove(1));
+    for member in &members {
+        let start = Instant::now();
+        let error = member.share("never", None, PATIENCE).expect_err("rank 1 is dead");
+        assert!(matches!(error, Error::RankLost { rank: Rank(1) }), "{error}");
+        assert!(start.elapsed() < PATIENCE / 2, "the connection tells, not the deadline");
+    }
+}
+
+#[test]
+fn the_host_dying_is_told_too() {
+    let (host, members) = world(2, PATIENCE);
+    drop(host);
+    let error = members[1].share("never", None, PATIENCE).expect_err("rank 0 is dead");
+    assert!(matches!(error, Error::RankLost { rank: Rank(0) }), "{error}");
+}
+
+#[test]
+fn an_id_that_nobody_has_is_named_within_the_deadline() {
+    let (_host, members) = world(2, PATIENCE);
+    let error = members[0].share("nccl", None, SHORT).expect_err("nobody has it");
+    assert!(error.to_string().contains("nobody shared \"nccl\" within 0.3 s"), "{error}");
+    let told = members[1].watch().failure().or_else(|| members[1].finish().err());
+    assert_eq!(told.map(|error| error.to_string()), Some(error.to_string()));
+}
+
+#[test]
+fn the_token_of_a_job_is_read_from_the_environment() {
+    let words = |name: &str| match name {
+        "RANK" => Some("1".to_owned()),
+        "WORLD_SIZE" => Some("2".to_owned()),
+        "TORCHELASTIC_RUN_ID" => Some("run 3".to_owned()),
+        _ => None,
+    };
+    let no_file = |_: &std::path::Path| Err(io::Error::from(io::ErrorKind::NotFound));
+    let env = Environment::new(&words, &no_file);
+    let launch = read_launch(None, &env).expect("plain");
+    let Launch::Process(spec) = launch else { panic!("one of two: {launch:?}") };
+    let Credentials { token, rank, world_size } = Credentials::read(&spec, &env);
+    assert_eq!((token.as_str(), rank, world_size), ("run 3", Rank(1), 2));
+}
