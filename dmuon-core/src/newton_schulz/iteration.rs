@@ -4,7 +4,7 @@ use super::coefficients::compose;
 use super::error::check_len;
 use super::normalize::{scaled, sum_of_squares};
 use super::view::View;
-use super::{Form, NewtonSchulzConfig, NumericsError, Workspace};
+use super::{Form, NewtonSchulzConfig, NumericsError, Precision, Workspace};
 use super::{direct, gram};
 
 /// A Newton–Schulz run with its schedule fixed; cheap to share between threads.
@@ -48,7 +48,13 @@ impl NewtonSchulz {
 
     /// The form a `rows × cols` matrix takes; never [`Form::Auto`].
     pub fn form(&self, rows: usize, cols: usize) -> Form {
-        self.form.resolve(rows, cols)
+        self.form.resolve_for(Precision::F32, rows, cols)
+    }
+
+    /// The precision in force for a `rows × cols` matrix on this machine: what was asked, or
+    /// [`Precision::F32`] where [`Precision::Bf16Products`] falls back to it.
+    pub fn precision(&self, _rows: usize, _cols: usize) -> Precision {
+        Precision::F32
     }
 
     /// Floating-point operations of one `rows × cols` matrix; see [`Form::flops`].

@@ -25,6 +25,7 @@ mod form;
 mod gram;
 mod iteration;
 mod normalize;
+mod precision;
 mod product;
 mod view;
 mod workspace;
@@ -34,6 +35,7 @@ pub use config::NewtonSchulzConfig;
 pub use error::NumericsError;
 pub use form::{Form, Restart};
 pub use iteration::NewtonSchulz;
+pub use precision::Precision;
 pub use workspace::{Parallelism, Workspace};
 
 pub(crate) use error::check_len;
