@@ -7,6 +7,7 @@ mod error;
 mod exchange;
 mod gradients;
 mod group;
+mod kernels;
 mod launch;
 mod layout;
 mod ledger;

@@ -17,17 +17,14 @@
 //! # Ok::<(), dmuon_core::newton_schulz::NumericsError>(())
 //! ```
 
+mod batch;
 mod coefficients;
 mod config;
-mod direct;
 mod error;
 mod form;
-mod gram;
 mod iteration;
 mod normalize;
-mod precision;
-mod product;
-mod view;
+mod steps;
 mod workspace;
 
 pub use coefficients::{Band, Coefficients};
@@ -35,8 +32,9 @@ pub use config::NewtonSchulzConfig;
 pub use error::NumericsError;
 pub use form::{Form, Restart};
 pub use iteration::NewtonSchulz;
-pub use precision::Precision;
 pub use workspace::{Parallelism, Workspace};
+
+pub use crate::kernels::{Kernel, Precision};
 
 pub(crate) use error::check_len;
 pub(crate) use normalize::sum_of_squares;

@@ -1,4 +1,4 @@
-//! Scale-free normalization: the norm in `f64`, no eps floor, the same bits at any power of two.
+//! Norms in `f64` and exact scaling, for inputs too small or too large to square in `f32`.
 
 /// Independent partial sums: enough to vectorize, and a fixed number, so that the order of
 /// additions depends on the length alone.
@@ -23,10 +23,14 @@ pub(crate) fn sum_of_squares(values: &[f32]) -> f64 {
 }
 
 /// `out ← factor · input`, the product in `f64` and rounded once.
-///
-/// With `factor = 1 / ‖input‖` a power of two in the input cancels before the rounding.
 pub(super) fn scaled(input: &[f32], factor: f64, out: &mut [f32]) {
     for (out, &value) in out.iter_mut().zip(input) {
         *out = (f64::from(value) * factor) as f32;
     }
+}
+
+/// The power of two in `(norm / 2, norm]`, for a positive normal number.
+pub(super) fn power_of_two_near(norm: f64) -> f64 {
+    const EXPONENT: u64 = 0x7ff << 52;
+    f64::from_bits(norm.to_bits() & EXPONENT)
 }

@@ -14,7 +14,13 @@ pub enum Precision {
     ///
     /// It is a permission, not a command: the direct form uses it on CPUs with AVX512-BF16, from
     /// 65 rows on. Elsewhere the run falls back to [`Precision::F32`], which is more accurate;
-    /// [`NewtonSchulz::precision`](super::NewtonSchulz::precision) says what is in force. The Gram
+    /// [`NewtonSchulz::precision`](crate::newton_schulz::NewtonSchulz::precision) says what is in force. The Gram
     /// form always runs in `f32`: its `m × m` matrices lose small singular values in bf16.
     Bf16Products,
+}
+
+impl Precision {
+    pub(crate) fn is_bf16(self) -> bool {
+        self == Self::Bf16Products
+    }
 }

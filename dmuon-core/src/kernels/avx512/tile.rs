@@ -1,0 +1,88 @@
+//! The inner loop of the packed products: 16 × 16 sums in registers, then one visit of the result.
+//!
+//! ```text
+//! for each k:  b = 16 words of the right panel            one load
+//!              for i in 0..16:  sums[i] += left[k][i] · b one broadcast, one multiply-add
+//! ```
+//! Sixteen sums hide the latency of the multiply-add; each is one chain over `k`, so its bits do
+//! not depend on where the tile lies.
+
+use std::arch::x86_64::*;
+
+use super::vector::{LANES, Line, as_bf16, load, load_part, load_words, store, store_part};
+
+type Sums = [__m512; LANES];
+
+/// Where a tile goes: `out ← keep·out + alpha·sums + beta·plus`.
+pub(super) struct Target<'a> {
+    /// The result from the tile's first element on, rows `stride` apart.
+    pub(super) out: &'a mut [f32],
+    /// What is added, laid out alike.
+    pub(super) plus: Option<(f32, &'a [f32])>,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) alpha: f32,
+    /// Whether `out` holds the sums over earlier `k`.
+    pub(super) accumulate: bool,
+}
+
+/// A tile with words of one `f32`.
+#[target_feature(enable = "avx512f")]
+pub(super) fn multiply_f32(left: &[Line], right: &[Line], target: Target<'_>) {
+    let mut sums = [_mm512_setzero_ps(); LANES];
+    for (left, right) in left.iter().zip(right) {
+        let right = _mm512_castsi512_ps(load_words(right));
+        for (sum, &word) in sums.iter_mut().zip(&left.0) {
+            *sum = _mm512_fmadd_ps(_mm512_set1_ps(f32::from_bits(word)), right, *sum);
+        }
+    }
+    finish(sums, target);
+}
+
+/// A tile with words of two bf16: products of neighbours in `k` are summed in `f32`.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
+    let mut sums = [_mm512_setzero_ps(); LANES];
+    for (left, right) in left.iter().zip(right) {
+        let right = as_bf16(load_words(right));
+        for (sum, &word) in sums.iter_mut().zip(&left.0) {
+            let left = as_bf16(_mm512_set1_epi32(word.cast_signed()));
+            *sum = _mm512_dpbf16_ps(*sum, left, right);
+        }
+    }
+    finish(sums, target);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn finish(sums: Sums, target: Target<'_>) {
+    let Target { out, plus, stride, rows, cols, alpha, accumulate } = target;
+    let alpha = _mm512_set1_ps(alpha);
+    for (row, sum) in sums.into_iter().take(rows).enumerate() {
+        let at = row * stride..row * stride + cols;
+        let mut value = _mm512_mul_ps(alpha, sum);
+        if accumulate {
+            value = _mm512_add_ps(value, read(&out[at.clone()]));
+        }
+        if let Some((beta, plus)) = plus {
+            value = _mm512_fmadd_ps(_mm512_set1_ps(beta), read(&plus[at.clone()]), value);
+        }
+        write(&mut out[at], value);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn read(values: &[f32]) -> __m512 {
+    values.as_array().map_or_else(|| load_part(values), |values| load(values))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn write(values: &mut [f32], vector: __m512) {
+    match values.as_mut_array() {
+        Some(values) => store(values, vector),
+        None => store_part(values, vector),
+    }
+}
