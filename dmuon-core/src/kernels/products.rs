@@ -70,7 +70,7 @@ impl Products<'_> {
                 None => portable::gram(self.view, x, out, self.team),
             };
         };
-        avx512.small_gram(x, self.view.m(), out);
+        avx512.small_gram(x, self.view.m(), out, self.panels);
     }
 
     /// `out ← alpha · L R + beta · R`, where `L` and `R` are polynomials of one symmetric matrix,
@@ -78,7 +78,7 @@ impl Products<'_> {
     pub(crate) fn square(&mut self, l: &[f32], r: &[f32], factors: [f32; 2], out: &mut [f32]) {
         let m = self.view.m();
         if let Some(avx512) = self.small() {
-            return avx512.small_apply(l, r, factors, m, out);
+            return avx512.small_square(l, r, factors, m, out);
         }
         if self.engine.avx512.is_none() {
             return portable::square(l, r, factors, m, out, self.team);

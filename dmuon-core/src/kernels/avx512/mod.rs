@@ -35,20 +35,20 @@ impl Avx512 {
         self.bf16
     }
 
-    fn pack_panel(
+    fn pack(
         self,
         precision: Precision,
         operand: Operand<'_>,
         first: usize,
         range: Range<usize>,
-        lines: &mut [Line],
+        panels: pack::Panels<'_>,
     ) {
         match precision {
             // SAFETY: `self` proves AVX-512 F and BW.
-            Precision::F32 => unsafe { pack::panel::<false>(operand, first, range, lines) },
+            Precision::F32 => unsafe { pack::pack::<false>(operand, first, range, panels) },
             // SAFETY: as above; rounding to bf16 takes integer instructions.
             Precision::Bf16Products => unsafe {
-                pack::panel::<true>(operand, first, range, lines);
+                pack::pack::<true>(operand, first, range, panels);
             },
         }
     }

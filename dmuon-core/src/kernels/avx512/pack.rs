@@ -7,7 +7,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::vector::{LANES, Line, load, load_part, store_words};
+use super::vector::{LANES, Line, load_part, store_words};
 use crate::kernels::Operand;
 
 /// Elements in a word.
@@ -15,26 +15,41 @@ pub(super) const fn word_elems(bf16: bool) -> usize {
     if bf16 { 2 } else { 1 }
 }
 
-/// Packs the elements `range` of the vectors from `first` on into one panel.
+/// Panels packed together, so that where vectors lie side by side whole cache lines are read.
+pub(super) const GROUP: usize = 4;
+
+/// Up to [`GROUP`] panels of one slab, one after the other.
+pub(super) struct Panels<'a> {
+    pub(super) lines: &'a mut [Line],
+    /// Lines of one panel.
+    pub(super) words: usize,
+}
+
+/// Packs the elements `range` of the vectors from `first` on.
 ///
-/// `range` starts at a whole word of 16 vectors' diagonal block: at a multiple of 32.
+/// `range` starts and `first` lies at a multiple of 32.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn panel<const BF16: bool>(
+pub(super) fn pack<const BF16: bool>(
     operand: Operand<'_>,
     first: usize,
     range: Range<usize>,
-    panel: &mut [Line],
+    panels: Panels<'_>,
 ) {
-    let count = LANES.min(operand.count() - first);
+    let Panels { lines, words } = panels;
+    let vectors = first..operand.count().min(first + LANES * lines.len() / words);
     match operand {
         Operand::Rows { data, len } => {
-            rows::<BF16>(&data[first * len..(first + count) * len], len, range, panel);
+            for (first, panel) in vectors.clone().step_by(LANES).zip(lines.chunks_exact_mut(words))
+            {
+                let end = vectors.end.min(first + LANES);
+                rows::<BF16>(&data[first * len..end * len], len, range.clone(), panel);
+            }
         }
-        Operand::Columns { data, count: stride } => {
-            columns::<BF16>(data, stride, first..first + count, range, panel);
+        Operand::Columns { data, count } => {
+            columns::<BF16>(data, count, vectors, range, Panels { lines, words }, 0);
         }
         Operand::Symmetric { data, order } => {
-            symmetric::<BF16>(data, order, first..first + count, range, panel);
+            symmetric::<BF16>(data, order, vectors, range, Panels { lines, words });
         }
     }
 }
@@ -46,28 +61,32 @@ fn symmetric<const BF16: bool>(
     order: usize,
     vectors: Range<usize>,
     range: Range<usize>,
-    panel: &mut [Line],
+    panels: Panels<'_>,
 ) {
     let clamp = |at: usize| at.clamp(range.start, range.end);
     let (start, end) = (clamp(vectors.start), clamp(vectors.end));
     let word = |at: usize| (at - range.start).div_ceil(word_elems(BF16));
-    let (left, rest) = panel.split_at_mut(word(start));
-    let (middle, below) = rest.split_at_mut(word(end) - word(start));
-    if start > range.start {
-        let data = &data[vectors.start * order..vectors.end * order];
-        rows::<BF16>(data, order, range.start..start, left);
-    }
-    if end > start {
-        let mut block = [0.0; LANES * LANES];
-        for (i, row) in vectors.clone().enumerate() {
-            for (k, at) in (start..end).enumerate() {
-                block[i * LANES + k] = data[row.max(at) * order + row.min(at)];
+    let Panels { lines, words } = panels;
+    let firsts = vectors.clone().step_by(LANES);
+    for (first, panel) in firsts.zip(lines.chunks_exact_mut(words)) {
+        let vectors = first..vectors.end.min(first + LANES);
+        if start > range.start {
+            let data = &data[vectors.start * order..vectors.end * order];
+            rows::<BF16>(data, order, range.start..start, &mut panel[..word(start)]);
+        }
+        let mut block = [0.0; LANES * LANES * GROUP];
+        for (row, line) in vectors.clone().zip(block.chunks_exact_mut(LANES * GROUP)) {
+            for (at, value) in (start..end).zip(line) {
+                *value = data[row.max(at) * order + row.min(at)];
             }
         }
-        rows::<BF16>(&block[..vectors.len() * LANES], LANES, 0..end - start, middle);
+        let block = &block[..vectors.len() * LANES * GROUP];
+        let panel = &mut panel[word(start)..word(end)];
+        rows::<BF16>(block, LANES * GROUP, 0..end - start, panel);
     }
     if range.end > end {
-        columns::<BF16>(data, order, vectors, end..range.end, below);
+        let panels = Panels { lines, words };
+        columns::<BF16>(data, order, vectors, end..range.end, panels, word(end));
     }
 }
 
@@ -78,36 +97,50 @@ fn rows<const BF16: bool>(data: &[f32], stride: usize, range: Range<usize>, pane
     for (at, lines) in range.clone().step_by(step).zip(panel.chunks_mut(LANES)) {
         let end = range.end.min(at + step);
         let mut block = [_mm512_setzero_si512(); LANES];
-        for (words, row) in block.iter_mut().zip(data.chunks(stride)) {
+        for (words, row) in block.iter_mut().zip(data.chunks_exact(stride)) {
             *words = words_along::<BF16>(&row[at..end]);
         }
-        for (line, words) in lines.iter_mut().zip(transposed(block)) {
+        let block = transposed(block);
+        for (line, words) in lines.iter_mut().zip(block) {
             store_words(line, words);
         }
     }
 }
 
 /// Vectors that lie side by side in rows `stride` long: a line is a piece of one or two rows.
+/// The first line written is line `line` of every panel.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn columns<const BF16: bool>(
     data: &[f32],
     stride: usize,
     vectors: Range<usize>,
     range: Range<usize>,
-    panel: &mut [Line],
+    panels: Panels<'_>,
+    line: usize,
 ) {
     let piece = |at: usize| &data[at * stride + vectors.start..at * stride + vectors.end];
-    for (at, line) in range.clone().step_by(word_elems(BF16)).zip(panel) {
-        let even = read(piece(at));
-        let words = if BF16 {
-            let odd = if at + 1 < range.end { read(piece(at + 1)) } else { _mm512_setzero_ps() };
-            let odd = _mm512_and_si512(rounded(odd), _mm512_set1_epi32(!0xffff));
-            _mm512_or_si512(odd, _mm512_srli_epi32::<16>(rounded(even)))
-        } else {
-            _mm512_castps_si512(even)
-        };
-        store_words(line, words);
+    for (at, line) in range.clone().step_by(word_elems(BF16)).zip(line..) {
+        let even = piece(at);
+        let odd = if BF16 && at + 1 < range.end { piece(at + 1) } else { &[] };
+        let panels = panels.lines.iter_mut().skip(line).step_by(panels.words);
+        for (i, line) in (0..even.len()).step_by(LANES).zip(panels) {
+            let end = even.len().min(i + LANES);
+            let odd = if BF16 && !odd.is_empty() { &odd[i..end] } else { odd };
+            store_words(line, words_across::<BF16>(&even[i..end], odd));
+        }
     }
+}
+
+/// Up to 16 words from elements of two vectors' positions: `even` below, `odd` above.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn words_across<const BF16: bool>(even: &[f32], odd: &[f32]) -> __m512i {
+    let even = load_part(even);
+    if !BF16 {
+        return _mm512_castps_si512(even);
+    }
+    let odd = _mm512_and_si512(rounded(load_part(odd)), _mm512_set1_epi32(!0xffff));
+    _mm512_or_si512(odd, _mm512_srli_epi32::<16>(rounded(even)))
 }
 
 /// Up to 16 words from neighbouring elements.
@@ -115,17 +148,12 @@ fn columns<const BF16: bool>(
 #[target_feature(enable = "avx512f,avx512bw")]
 fn words_along<const BF16: bool>(values: &[f32]) -> __m512i {
     if !BF16 {
-        return _mm512_castps_si512(read(values));
+        return _mm512_castps_si512(load_part(values));
     }
     let (low, high) = values.split_at(values.len().min(LANES));
-    let half = |values| _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(read(values))));
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(low)), half(high))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn read(values: &[f32]) -> __m512 {
-    values.as_array().map_or_else(|| load_part(values), |values| load(values))
+    let low = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(load_part(low))));
+    let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded(load_part(high))));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
 /// Rounds to bf16, ties to even; it lands in the upper half of each lane, the lower is noise.

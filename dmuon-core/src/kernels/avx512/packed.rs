@@ -26,14 +26,14 @@ const SLAB_GRAIN: usize = 32;
 /// Columns of a block: beside 4096 rows it is 16 MiB.
 const BLOCK_COLS: usize = 1024;
 
-/// Rows that a thread takes at a time: four panels.
-const BLOCK_ROWS: usize = 4 * LANES;
+/// Rows that a thread takes at a time.
+const BLOCK_ROWS: usize = pack::GROUP * LANES;
 
 /// Panels of both operands for one slab.
 #[derive(Debug, Default)]
 pub(crate) struct Panels {
-    left: Vec<Line>,
-    right: Vec<Line>,
+    pub(super) left: Vec<Line>,
+    pub(super) right: Vec<Line>,
 }
 
 impl Panels {
@@ -83,18 +83,20 @@ impl Avx512 {
                 let first = range.start == 0;
                 let last = range.end == product.left.len();
                 let slab = Slab { product, cols: cols.clone(), num_cols, words, first, last };
-                self.pack(&slab, range, panels, team);
-                self.slab(&slab, out, panels, team);
+                self.pack_slab(&slab, range, panels, team);
+                self.multiply_slab(&slab, out, panels, team);
             }
         }
     }
 
-    fn pack(self, slab: &Slab<'_>, range: Range<usize>, panels: &mut Panels, team: Team) {
+    fn pack_slab(self, slab: &Slab<'_>, range: Range<usize>, panels: &mut Panels, team: Team) {
         let Slab { product, words, .. } = slab;
         let side = |operand: Operand<'_>, vectors: Range<usize>, lines: &mut Vec<Line>| {
             let lines = at_least(lines, vectors.len().div_ceil(LANES) * words);
-            team.each(vectors.step_by(LANES).zip(lines.chunks_mut(*words)), |(first, lines)| {
-                self.pack_panel(product.precision, operand, first, range.clone(), lines);
+            let groups = vectors.step_by(BLOCK_ROWS).zip(lines.chunks_mut(pack::GROUP * words));
+            team.each(groups, |(first, lines)| {
+                let panels = pack::Panels { lines, words: *words };
+                self.pack(product.precision, operand, first, range.clone(), panels);
             });
         };
         side(product.left, 0..product.left.count(), &mut panels.left);
@@ -103,10 +105,10 @@ impl Avx512 {
         }
     }
 
-    fn slab(self, slab: &Slab<'_>, out: &mut [f32], panels: &Panels, team: Team) {
+    fn multiply_slab(self, slab: &Slab<'_>, out: &mut [f32], panels: &Panels, team: Team) {
         let right = if slab.product.right.is_some() { &panels.right } else { &panels.left };
         let rows = out.chunks_mut(BLOCK_ROWS * slab.num_cols).enumerate();
-        let blocks = rows.zip(panels.left.chunks(BLOCK_ROWS / LANES * slab.words));
+        let blocks = rows.zip(panels.left.chunks(pack::GROUP * slab.words));
         // The lowest rows of a triangle are the longest; they come first to end together.
         team.each(blocks.rev(), |((block, out), left)| {
             self.rows(slab, block * BLOCK_ROWS, out, left, right);
@@ -147,7 +149,7 @@ fn slabs(len: usize, precision: Precision) -> impl Iterator<Item = Range<usize>>
     (0..len).step_by(slab).map(move |start| start..len.min(start + slab))
 }
 
-fn at_least(lines: &mut Vec<Line>, len: usize) -> &mut [Line] {
+pub(super) fn at_least(lines: &mut Vec<Line>, len: usize) -> &mut [Line] {
     if lines.len() < len {
         lines.reserve_exact(len - lines.len());
         lines.resize(len, Line::default());

@@ -6,7 +6,8 @@
 use std::arch::x86_64::*;
 
 use super::Avx512;
-use super::vector::{LANES, load, load_part, store, store_part};
+use super::packed::{Panels, at_least};
+use super::vector::{LANES, Line, load, load_part, load_words, store, store_words};
 
 /// Largest short side for which these beat the packed products.
 pub(crate) const MAX_ORDER: usize = 64;
@@ -14,18 +15,45 @@ pub(crate) const MAX_ORDER: usize = 64;
 /// Rows and columns of a Gram tile: 24 sums and 6 + 1 loaded vectors fill the registers.
 const GRAM_ROWS: usize = 6;
 const GRAM_COLS: usize = 4;
+const GRAM_SUMS: usize = GRAM_ROWS * GRAM_COLS;
 
-/// Rows of a tile of `apply`, two vectors wide.
+/// Rows of a block are padded to whole tiles either way.
+const GRAM_GRAIN: usize = 12;
+
+/// Lines of a block of columns: 32 KiB.
+const BLOCK_LINES: usize = 512;
+
+/// Width of a tile of `apply`, and its rows: 24 sums.
+const APPLY_COLS: usize = 2 * LANES;
 const APPLY_ROWS: usize = 12;
 
 impl Avx512 {
     /// `out ← X Xᵀ` for a row-major `m × n` matrix.
-    pub(crate) fn small_gram(self, x: &[f32], m: usize, out: &mut [f32]) {
+    pub(crate) fn small_gram(self, x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
         // SAFETY: `self` proves AVX-512 F.
-        unsafe { gram(x, m, out) }
+        unsafe { gram(x, m, out, panels) }
     }
 
-    /// `out ← alpha · Q X + beta · X`, with `Q` row-major `m × m` and `X`, `out` row-major `m × n`.
+    /// `out ← alpha · L R + beta · R`, symmetric to the bit: what rounding adds beside it would grow
+    /// where its mirror image is taken for it.
+    pub(crate) fn small_square(
+        self,
+        l: &[f32],
+        r: &[f32],
+        factors: [f32; 2],
+        m: usize,
+        out: &mut [f32],
+    ) {
+        self.small_apply(l, r, factors, m, out);
+        for i in 1..m {
+            let (above, row) = out.split_at_mut(i * m);
+            let column = above[i..].iter_mut().step_by(m);
+            column.zip(row).for_each(|(mirrored, &mut value)| *mirrored = value);
+        }
+    }
+
+    /// `out ← alpha · Q X + beta · X`, with a symmetric `Q`, row-major `m × m`, and `X`, `out`
+    /// row-major `m × n`.
     pub(crate) fn small_apply(
         self,
         q: &[f32],
@@ -39,131 +67,149 @@ impl Avx512 {
     }
 }
 
+/// The tiles on or below the diagonal, by their first row and column.
+fn gram_tiles(m: usize) -> impl Iterator<Item = (usize, usize)> {
+    let rows = (0..m).step_by(GRAM_ROWS);
+    rows.flat_map(move |i| (0..m.min(i + GRAM_ROWS)).step_by(GRAM_COLS).map(move |j| (i, j)))
+}
+
+/// Block by block of columns, sums of 16 columns each are kept beside the block in cache.
 #[target_feature(enable = "avx512f")]
-fn gram(x: &[f32], m: usize, out: &mut [f32]) {
+fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
     let n = x.len() / m;
-    // Rows past the end repeat the last one; what they give is not stored.
-    let row = |i: usize| &x[i.min(m - 1) * n..][..n];
-    for i in (0..m).step_by(GRAM_ROWS) {
-        let left: [&[f32]; GRAM_ROWS] = std::array::from_fn(|r| row(i + r));
-        for j in (0..m.min(i + GRAM_ROWS)).step_by(GRAM_COLS) {
-            let right: [&[f32]; GRAM_COLS] = std::array::from_fn(|c| row(j + c));
-            let sums = inner_products(left, right);
-            for (i, sums) in (i..m).zip(sums) {
-                for (j, sum) in (j..m).zip(sums) {
-                    out[i * m + j] = sum;
-                    out[j * m + i] = sum;
-                }
+    let rows = m.next_multiple_of(GRAM_GRAIN);
+    let block_cols = (BLOCK_LINES / rows).max(1) * LANES;
+    let sums = at_least(&mut panels.right, gram_tiles(m).count() * GRAM_SUMS);
+    sums.fill(Line::default());
+    let block = at_least(&mut panels.left, block_cols / LANES * rows);
+    block.fill(Line::default());
+    for start in (0..n).step_by(block_cols) {
+        let cols = start..n.min(start + block_cols);
+        let block = &mut block[..cols.len().div_ceil(LANES) * rows];
+        for (i, row) in x.chunks_exact(n).enumerate() {
+            gather(&row[cols.clone()], block[i..].iter_mut().step_by(rows));
+        }
+        for ((i, j), sums) in gram_tiles(m).zip(sums.as_chunks_mut().0) {
+            add_products(block, rows, [i, j], sums);
+        }
+    }
+    for ((i, j), sums) in gram_tiles(m).zip(sums.chunks_exact(GRAM_SUMS)) {
+        for (s, line) in sums.iter().enumerate() {
+            let (i, j) = (i + s / GRAM_COLS, j + s % GRAM_COLS);
+            if i < m && j < m {
+                let sum = _mm512_reduce_add_ps(_mm512_castsi512_ps(load_words(line)));
+                out[i * m + j] = sum;
+                out[j * m + i] = sum;
             }
         }
     }
 }
 
-#[target_feature(enable = "avx512f")]
-fn inner_products(
-    left: [&[f32]; GRAM_ROWS],
-    right: [&[f32]; GRAM_COLS],
-) -> [[f32; GRAM_COLS]; GRAM_ROWS] {
-    let mut sums = [[_mm512_setzero_ps(); GRAM_COLS]; GRAM_ROWS];
-    let (left, left_rest) = split(left);
-    let (right, right_rest) = split(right);
-    let len = left[0].len();
-    let (left, right) = (left.map(|v| &v[..len]), right.map(|v| &v[..len]));
-    for k in 0..len {
-        let right = right.map(|v| load(&v[k]));
-        add_products(&mut sums, left.map(|v| load(&v[k])), right);
-    }
-    if !left_rest[0].is_empty() {
-        add_products(&mut sums, left_rest.map(|v| load_part(v)), right_rest.map(|v| load_part(v)));
-    }
-    sums.map(|sums| sums.map(|sum| _mm512_reduce_add_ps(sum)))
-}
-
-fn split<const N: usize>(rows: [&[f32]; N]) -> ([&[[f32; LANES]]; N], [&[f32]; N]) {
-    (rows.map(|row| row.as_chunks().0), rows.map(|row| row.as_chunks::<LANES>().1))
-}
-
+/// Copies a row to every `rows`-th line; the last is filled with zeros.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn add_products(
-    sums: &mut [[__m512; GRAM_COLS]; GRAM_ROWS],
-    left: [__m512; GRAM_ROWS],
-    right: [__m512; GRAM_COLS],
-) {
-    for (sums, left) in sums.iter_mut().zip(left) {
-        for (sum, right) in sums.iter_mut().zip(right) {
-            *sum = _mm512_fmadd_ps(left, right, *sum);
+fn gather<'a>(row: &[f32], mut lines: impl Iterator<Item = &'a mut Line>) {
+    let (whole, rest) = row.as_chunks::<LANES>();
+    for (values, line) in whole.iter().zip(&mut lines) {
+        store_words(line, _mm512_castps_si512(load(values)));
+    }
+    if let (false, Some(line)) = (rest.is_empty(), lines.next()) {
+        store_words(line, _mm512_castps_si512(load_part(rest)));
+    }
+}
+
+/// `sums[r][c] += line i + r · line j + c`, for every `rows` lines of the block.
+#[target_feature(enable = "avx512f")]
+fn add_products(block: &[Line], rows: usize, [i, j]: [usize; 2], sums: &mut [Line; GRAM_SUMS]) {
+    let mut totals = [_mm512_setzero_ps(); GRAM_SUMS];
+    for (total, sum) in totals.iter_mut().zip(&*sums) {
+        *total = _mm512_castsi512_ps(load_words(sum));
+    }
+    for lines in block.chunks_exact(rows) {
+        let (left, right) = (&lines[i..i + GRAM_ROWS], &lines[j..j + GRAM_COLS]);
+        let mut vectors = [_mm512_setzero_ps(); GRAM_ROWS];
+        for r in 0..GRAM_ROWS {
+            vectors[r] = _mm512_castsi512_ps(load_words(&left[r]));
         }
+        for c in 0..GRAM_COLS {
+            let right = _mm512_castsi512_ps(load_words(&right[c]));
+            for r in 0..GRAM_ROWS {
+                let total = &mut totals[r * GRAM_COLS + c];
+                *total = _mm512_fmadd_ps(vectors[r], right, *total);
+            }
+        }
+    }
+    for (sum, total) in sums.iter_mut().zip(totals) {
+        store_words(sum, _mm512_castps_si512(total));
     }
 }
 
 #[target_feature(enable = "avx512f")]
 fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32]) {
     let n = x.len() / m;
-    for col in (0..n).step_by(2 * LANES) {
-        let mut row = 0;
-        while row < m {
-            row += match m - row {
-                APPLY_ROWS.. => tile::<APPLY_ROWS>(q, x, factors, [m, n, row, col], out),
-                8.. => tile::<8>(q, x, factors, [m, n, row, col], out),
-                4.. => tile::<4>(q, x, factors, [m, n, row, col], out),
-                _ => tile::<1>(q, x, factors, [m, n, row, col], out),
-            };
+    let whole = n - n % APPLY_COLS;
+    for col in (0..whole).step_by(APPLY_COLS) {
+        strip(q, &x[col..], factors, [m, n], &mut out[col..]);
+    }
+    if whole < n {
+        // The last columns, padded to a strip of their own.
+        let (mut from, mut to) = ([0.0; MAX_ORDER * APPLY_COLS], [0.0; MAX_ORDER * APPLY_COLS]);
+        let (from, to) = (&mut from[..m * APPLY_COLS], &mut to[..m * APPLY_COLS]);
+        for (strip, x) in from.chunks_exact_mut(APPLY_COLS).zip(x.chunks_exact(n)) {
+            strip[..n - whole].copy_from_slice(&x[whole..]);
+        }
+        strip(q, from, factors, [m, APPLY_COLS], to);
+        for (out, strip) in out.chunks_exact_mut(n).zip(to.chunks_exact(APPLY_COLS)) {
+            out[whole..].copy_from_slice(&strip[..n - whole]);
         }
     }
 }
 
-/// `ROWS` rows and up to 32 columns of the result; returns `ROWS`.
+/// 32 columns, rows `stride` apart.
+#[target_feature(enable = "avx512f")]
+fn strip(q: &[f32], x: &[f32], factors: [f32; 2], [m, stride]: [usize; 2], out: &mut [f32]) {
+    let mut row = 0;
+    while row < m {
+        let (q, keep, out) = (&q[row..], &x[row * stride..], &mut out[row * stride..]);
+        row += match m - row {
+            APPLY_ROWS.. => tile::<APPLY_ROWS>(q, x, keep, factors, [m, stride], out),
+            8.. => tile::<8>(q, x, keep, factors, [m, stride], out),
+            4.. => tile::<4>(q, x, keep, factors, [m, stride], out),
+            _ => tile::<1>(q, x, keep, factors, [m, stride], out),
+        };
+    }
+}
+
+/// `ROWS` rows of 32 columns; `q` starts at the first of them, which are columns by symmetry, and
+/// `keep` is where they start in `x`. Returns `ROWS`.
 #[target_feature(enable = "avx512f")]
 fn tile<const ROWS: usize>(
     q: &[f32],
     x: &[f32],
+    keep: &[f32],
     [alpha, beta]: [f32; 2],
-    [m, n, row, col]: [usize; 4],
+    [m, stride]: [usize; 2],
     out: &mut [f32],
 ) -> usize {
-    let width = (2 * LANES).min(n - col);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    let q: [&[f32]; ROWS] = std::array::from_fn(|i| &q[(row + i) * m..][..m]);
-    for (k, x) in x.chunks_exact(n).enumerate().take(m) {
-        let x = read(&x[col..col + width]);
-        for (sums, q) in sums.iter_mut().zip(q) {
-            let q = _mm512_set1_ps(q[k]);
-            *sums = [_mm512_fmadd_ps(q, x[0], sums[0]), _mm512_fmadd_ps(q, x[1], sums[1])];
+    for (q, x) in q.chunks(m).zip(x.chunks(stride)) {
+        let (Some(q), Some(x)) = (q.first_chunk::<ROWS>(), halves(x)) else { break };
+        let (low, high) = (load(&x[0]), load(&x[1]));
+        for (sums, &q) in sums.iter_mut().zip(q) {
+            let q = _mm512_set1_ps(q);
+            sums[0] = _mm512_fmadd_ps(q, low, sums[0]);
+            sums[1] = _mm512_fmadd_ps(q, high, sums[1]);
         }
     }
-    for (i, sums) in (row..).zip(sums) {
-        let at = i * n + col..i * n + col + width;
-        let x = read(&x[at.clone()]).map(|x| _mm512_mul_ps(_mm512_set1_ps(beta), x));
-        let alpha = _mm512_set1_ps(alpha);
-        let [low, high] = [0, 1].map(|half| _mm512_fmadd_ps(alpha, sums[half], x[half]));
-        write(&mut out[at], [low, high]);
+    let (alpha, beta) = (_mm512_set1_ps(alpha), _mm512_set1_ps(beta));
+    for (sums, (keep, out)) in sums.iter().zip(keep.chunks(stride).zip(out.chunks_mut(stride))) {
+        let (Some(keep), ([low, high, ..], _)) = (halves(keep), out.as_chunks_mut()) else { break };
+        store(low, _mm512_fmadd_ps(alpha, sums[0], _mm512_mul_ps(beta, load(&keep[0]))));
+        store(high, _mm512_fmadd_ps(alpha, sums[1], _mm512_mul_ps(beta, load(&keep[1]))));
     }
     ROWS
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn read(values: &[f32]) -> [__m512; 2] {
-    match values.as_chunks() {
-        ([low, high], []) => [load(low), load(high)],
-        ([low], rest) => [load(low), load_part(rest)],
-        _ => [load_part(values), _mm512_setzero_ps()],
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn write(values: &mut [f32], [low, high]: [__m512; 2]) {
-    match values.as_chunks_mut() {
-        ([first, second], []) => {
-            store(first, low);
-            store(second, high);
-        }
-        ([first], rest) => {
-            store(first, low);
-            store_part(rest, high);
-        }
-        _ => store_part(values, low),
-    }
+fn halves(values: &[f32]) -> Option<&[[f32; LANES]; 2]> {
+    values.as_chunks().0.first_chunk()
 }

@@ -9,7 +9,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::{LANES, Line, as_bf16, load, load_part, load_words, store, store_part};
+use super::vector::{LANES, Line, as_bf16, load_part, load_words, store_part};
 
 type Sums = [__m512; LANES];
 
@@ -63,26 +63,11 @@ fn finish(sums: Sums, target: Target<'_>) {
         let at = row * stride..row * stride + cols;
         let mut value = _mm512_mul_ps(alpha, sum);
         if accumulate {
-            value = _mm512_add_ps(value, read(&out[at.clone()]));
+            value = _mm512_add_ps(value, load_part(&out[at.clone()]));
         }
         if let Some((beta, plus)) = plus {
-            value = _mm512_fmadd_ps(_mm512_set1_ps(beta), read(&plus[at.clone()]), value);
+            value = _mm512_fmadd_ps(_mm512_set1_ps(beta), load_part(&plus[at.clone()]), value);
         }
-        write(&mut out[at], value);
-    }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn read(values: &[f32]) -> __m512 {
-    values.as_array().map_or_else(|| load_part(values), |values| load(values))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn write(values: &mut [f32], vector: __m512) {
-    match values.as_mut_array() {
-        Some(values) => store(values, vector),
-        None => store_part(values, vector),
+        store_part(&mut out[at], value);
     }
 }
