@@ -15,6 +15,8 @@ mod products;
 mod team;
 mod turn;
 mod view;
+#[allow(unsafe_code, reason = "a call across CPU features, justified")]
+mod widest;
 
 pub(crate) use avx512::{Avx512, Panels};
 pub(crate) use operand::Operand;
@@ -24,3 +26,4 @@ pub(crate) use products::{Engine, Products};
 pub(crate) use team::Team;
 pub(crate) use turn::turn;
 pub(crate) use view::View;
+pub(crate) use widest::{Pass, Squares, sum_of_squares, widest};

@@ -3,11 +3,11 @@
 use super::batch::Batch;
 use super::coefficients::compose;
 use super::error::check_len;
-use super::normalize::{power_of_two_near, scaled, sum_of_squares};
+use super::normalize::{power_of_two_near, scaled};
 use super::steps::{Fault, Plan};
 use super::workspace::at_least;
 use super::{Form, Kernel, NewtonSchulzConfig, NumericsError, Precision, Workspace};
-use crate::kernels::{Engine, Products, View, turn};
+use crate::kernels::{Engine, Products, View, sum_of_squares, turn};
 
 /// A Newton–Schulz run with its schedule fixed; cheap to share between threads.
 #[derive(Clone, Debug)]

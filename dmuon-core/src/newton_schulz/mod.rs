@@ -37,4 +37,3 @@ pub use workspace::{Parallelism, Workspace};
 pub use crate::kernels::{Kernel, Precision};
 
 pub(crate) use error::check_len;
-pub(crate) use normalize::sum_of_squares;

@@ -20,9 +20,8 @@
 
 use std::mem::swap;
 
-use super::normalize::sum_of_squares;
 use super::workspace::Scratch;
-use crate::kernels::Products;
+use crate::kernels::{Products, sum_of_squares};
 
 /// Squared norms for which the first Gram matrix is trusted without a look at the input.
 ///
