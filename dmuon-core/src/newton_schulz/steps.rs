@@ -75,7 +75,7 @@ impl Plan<'_> {
         let num_segments = self.restarts.len() + 1;
         // The matrix alternates between two buffers: start so that the last product ends in `out`.
         let (mut next, mut last) = (out, scratch.x);
-        if num_segments % 2 == 0 {
+        if num_segments.is_multiple_of(2) {
             swap(&mut next, &mut last);
         }
         let mut start = 0;
