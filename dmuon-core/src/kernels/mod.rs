@@ -8,6 +8,8 @@ mod avx512;
 #[cfg(not(target_arch = "x86_64"))]
 #[path = "no_avx512.rs"]
 mod avx512;
+#[cfg(test)]
+mod conformance;
 mod operand;
 mod portable;
 mod precision;
