@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::Avx512;
 use super::packed::{Panels, at_least};
-use super::vector::{LANES, Line, load, load_part, load_words, store, store_words};
+use super::vector::{LANES, Line, load, load_part, load_words, store_part, store_words};
 
 /// Largest short side for which these beat the packed products.
 pub(crate) const MAX_ORDER: usize = 64;
@@ -17,7 +17,7 @@ const GRAM_ROWS: usize = 6;
 const GRAM_COLS: usize = 4;
 const GRAM_SUMS: usize = GRAM_ROWS * GRAM_COLS;
 
-/// Rows of a block are padded to whole tiles either way.
+/// Rows of a block are padded to whole tiles either way, with whatever is there.
 const GRAM_GRAIN: usize = 12;
 
 /// Lines of a block of columns: 32 KiB.
@@ -82,7 +82,6 @@ fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
     let sums = at_least(&mut panels.right, gram_tiles(m).count() * GRAM_SUMS);
     sums.fill(Line::default());
     let block = at_least(&mut panels.left, block_cols / LANES * rows);
-    block.fill(Line::default());
     for start in (0..n).step_by(block_cols) {
         let cols = start..n.min(start + block_cols);
         let block = &mut block[..cols.len().div_ceil(LANES) * rows];
@@ -147,69 +146,79 @@ fn add_products(block: &[Line], rows: usize, [i, j]: [usize; 2], sums: &mut [Lin
 #[target_feature(enable = "avx512f")]
 fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32]) {
     let n = x.len() / m;
-    let whole = n - n % APPLY_COLS;
-    for col in (0..whole).step_by(APPLY_COLS) {
-        strip(q, &x[col..], factors, [m, n], &mut out[col..]);
-    }
-    if whole < n {
-        // The last columns, padded to a strip of their own.
-        let (mut from, mut to) = ([0.0; MAX_ORDER * APPLY_COLS], [0.0; MAX_ORDER * APPLY_COLS]);
-        let (from, to) = (&mut from[..m * APPLY_COLS], &mut to[..m * APPLY_COLS]);
-        for (strip, x) in from.chunks_exact_mut(APPLY_COLS).zip(x.chunks_exact(n)) {
-            strip[..n - whole].copy_from_slice(&x[whole..]);
+    let mut strip = Strip { q, m, x: [[0.0; APPLY_COLS]; MAX_ORDER], factors };
+    // Where rows are whole cache lines, a narrow first strip aligns the others.
+    let lead = if n.is_multiple_of(LANES) { out.as_ptr().align_offset(64) % LANES } else { 0 };
+    let (mut col, mut end) = (0, n.min(if lead > 0 { lead } else { APPLY_COLS }));
+    while col < n {
+        for (strip, x) in strip.x.iter_mut().zip(x.chunks_exact(n)) {
+            match x[col..end].as_array() {
+                Some(whole) => *strip = *whole,
+                None => strip[..end - col].copy_from_slice(&x[col..end]),
+            }
         }
-        strip(q, from, factors, [m, APPLY_COLS], to);
-        for (out, strip) in out.chunks_exact_mut(n).zip(to.chunks_exact(APPLY_COLS)) {
-            out[whole..].copy_from_slice(&strip[..n - whole]);
+        let mut row = 0;
+        while row < m {
+            let target = Target { out: &mut out[row * n + col..], stride: n, width: end - col };
+            row += match m - row {
+                APPLY_ROWS.. => strip.tile::<APPLY_ROWS>(row, target),
+                8.. => strip.tile::<8>(row, target),
+                4.. => strip.tile::<4>(row, target),
+                _ => strip.tile::<1>(row, target),
+            };
         }
+        (col, end) = (end, n.min(end + APPLY_COLS));
     }
 }
 
-/// 32 columns, rows `stride` apart.
+/// A strip of `X`, copied so that its rows do not evict each other from the cache, and `Q`.
+struct Strip<'a> {
+    q: &'a [f32],
+    m: usize,
+    x: [[f32; APPLY_COLS]; MAX_ORDER],
+    factors: [f32; 2],
+}
+
+/// Where a tile goes: rows `stride` apart from its first element on.
+struct Target<'a> {
+    out: &'a mut [f32],
+    stride: usize,
+    width: usize,
+}
+
+impl Strip<'_> {
+    /// `ROWS` rows of the result from `row` on; rows of `Q` are columns by symmetry. Returns
+    /// `ROWS`.
+    #[target_feature(enable = "avx512f")]
+    fn tile<const ROWS: usize>(&self, row: usize, target: Target<'_>) -> usize {
+        let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+        for (q, x) in self.q[row..].chunks(self.m).zip(&self.x) {
+            let Some(q) = q.first_chunk::<ROWS>() else { break };
+            let [low, high] = halves(x);
+            for (sums, &q) in sums.iter_mut().zip(q) {
+                let q = _mm512_set1_ps(q);
+                sums[0] = _mm512_fmadd_ps(q, low, sums[0]);
+                sums[1] = _mm512_fmadd_ps(q, high, sums[1]);
+            }
+        }
+        let [alpha, beta] = self.factors.map(|factor| _mm512_set1_ps(factor));
+        let Target { out, stride, width } = target;
+        for (i, sums) in sums.iter().enumerate() {
+            let [low, high] = halves(&self.x[row + i]);
+            let low = _mm512_fmadd_ps(alpha, sums[0], _mm512_mul_ps(beta, low));
+            let high = _mm512_fmadd_ps(alpha, sums[1], _mm512_mul_ps(beta, high));
+            let out = &mut out[i * stride..][..width];
+            let (out_low, out_high) = out.split_at_mut(width.min(LANES));
+            store_part(out_low, low);
+            store_part(out_high, high);
+        }
+        ROWS
+    }
+}
+
+#[inline]
 #[target_feature(enable = "avx512f")]
-fn strip(q: &[f32], x: &[f32], factors: [f32; 2], [m, stride]: [usize; 2], out: &mut [f32]) {
-    let mut row = 0;
-    while row < m {
-        let (q, keep, out) = (&q[row..], &x[row * stride..], &mut out[row * stride..]);
-        row += match m - row {
-            APPLY_ROWS.. => tile::<APPLY_ROWS>(q, x, keep, factors, [m, stride], out),
-            8.. => tile::<8>(q, x, keep, factors, [m, stride], out),
-            4.. => tile::<4>(q, x, keep, factors, [m, stride], out),
-            _ => tile::<1>(q, x, keep, factors, [m, stride], out),
-        };
-    }
-}
-
-/// `ROWS` rows of 32 columns; `q` starts at the first of them, which are columns by symmetry, and
-/// `keep` is where they start in `x`. Returns `ROWS`.
-#[target_feature(enable = "avx512f")]
-fn tile<const ROWS: usize>(
-    q: &[f32],
-    x: &[f32],
-    keep: &[f32],
-    [alpha, beta]: [f32; 2],
-    [m, stride]: [usize; 2],
-    out: &mut [f32],
-) -> usize {
-    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    for (q, x) in q.chunks(m).zip(x.chunks(stride)) {
-        let (Some(q), Some(x)) = (q.first_chunk::<ROWS>(), halves(x)) else { break };
-        let (low, high) = (load(&x[0]), load(&x[1]));
-        for (sums, &q) in sums.iter_mut().zip(q) {
-            let q = _mm512_set1_ps(q);
-            sums[0] = _mm512_fmadd_ps(q, low, sums[0]);
-            sums[1] = _mm512_fmadd_ps(q, high, sums[1]);
-        }
-    }
-    let (alpha, beta) = (_mm512_set1_ps(alpha), _mm512_set1_ps(beta));
-    for (sums, (keep, out)) in sums.iter().zip(keep.chunks(stride).zip(out.chunks_mut(stride))) {
-        let (Some(keep), ([low, high, ..], _)) = (halves(keep), out.as_chunks_mut()) else { break };
-        store(low, _mm512_fmadd_ps(alpha, sums[0], _mm512_mul_ps(beta, load(&keep[0]))));
-        store(high, _mm512_fmadd_ps(alpha, sums[1], _mm512_mul_ps(beta, load(&keep[1]))));
-    }
-    ROWS
-}
-
-fn halves(values: &[f32]) -> Option<&[[f32; LANES]; 2]> {
-    values.as_chunks().0.first_chunk()
+fn halves(values: &[f32; APPLY_COLS]) -> [__m512; 2] {
+    let (halves, _) = values.as_chunks();
+    [load(&halves[0]), load(&halves[1])]
 }

@@ -9,7 +9,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vector::{LANES, Line, as_bf16, load_part, load_words, store_part};
+use super::vector::{LANES, Line, as_bf16, load_part, load_words, prefetch, store_part};
 
 type Sums = [__m512; LANES];
 
@@ -30,6 +30,7 @@ pub(super) struct Target<'a> {
 /// A tile with words of one `f32`.
 #[target_feature(enable = "avx512f")]
 pub(super) fn multiply_f32(left: &[Line], right: &[Line], target: Target<'_>) {
+    expect(&target);
     let mut sums = [_mm512_setzero_ps(); LANES];
     for (left, right) in left.iter().zip(right) {
         let right = _mm512_castsi512_ps(load_words(right));
@@ -43,6 +44,7 @@ pub(super) fn multiply_f32(left: &[Line], right: &[Line], target: Target<'_>) {
 /// A tile with words of two bf16: products of neighbours in `k` are summed in `f32`.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
+    expect(&target);
     let mut sums = [_mm512_setzero_ps(); LANES];
     for (left, right) in left.iter().zip(right) {
         let right = as_bf16(load_words(right));
@@ -52,6 +54,16 @@ pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
         }
     }
     finish(sums, target);
+}
+
+/// Fetches what `finish` will touch while the sums run.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn expect(target: &Target<'_>) {
+    target.out.chunks(target.stride).take(target.rows).for_each(|row| prefetch(&row[0]));
+    if let Some((_, plus)) = target.plus {
+        plus.chunks(target.stride).take(target.rows).for_each(|row| prefetch(&row[0]));
+    }
 }
 
 #[inline]

@@ -13,15 +13,15 @@ pub(crate) struct Line(pub(super) [u32; LANES]);
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn load(values: &[f32; LANES]) -> __m512 {
-    // SAFETY: the reference covers the 64 bytes read, and the instruction needs no alignment.
-    unsafe { _mm512_loadu_ps(values.as_ptr()) }
+    // SAFETY: both types are 64 bytes without invalid values.
+    unsafe { std::mem::transmute::<[f32; LANES], __m512>(*values) }
 }
 
+/// Asks for the cache line of a value that is about to be needed.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn store(values: &mut [f32; LANES], vector: __m512) {
-    // SAFETY: the reference covers the 64 bytes written; no alignment is needed.
-    unsafe { _mm512_storeu_ps(values.as_mut_ptr(), vector) }
+pub(super) fn prefetch(value: &f32) {
+    _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
 }
 
 /// Loads up to a vector; the lanes past the slice are zeros.
