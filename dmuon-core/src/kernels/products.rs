@@ -78,7 +78,7 @@ impl Products<'_> {
     pub(crate) fn square(&mut self, l: &[f32], r: &[f32], factors: [f32; 2], out: &mut [f32]) {
         let m = self.view.m();
         if let Some(avx512) = self.small() {
-            return avx512.small_square(l, r, factors, m, out);
+            return avx512.small_square(l, r, factors, m, out, self.panels);
         }
         if self.engine.avx512.is_none() {
             return portable::square(l, r, factors, m, out, self.team);
@@ -92,7 +92,7 @@ impl Products<'_> {
     pub(crate) fn apply(&mut self, q: &[f32], x: &[f32], factors: [f32; 2], out: &mut [f32]) {
         let m = self.view.m();
         if let Some(avx512) = self.small() {
-            return avx512.small_apply(q, x, factors, m, out);
+            return avx512.small_apply(q, x, factors, m, out, self.panels);
         }
         if self.engine.avx512.is_none() {
             return portable::apply(self.view, q, x, factors, out, self.team);

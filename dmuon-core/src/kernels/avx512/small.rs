@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::Avx512;
 use super::packed::{Panels, at_least};
-use super::vector::{LANES, Line, load, load_part, load_words, store_part, store_words};
+use super::vector::{LANES, Line, load, load_part, load_words, prefetch, store_part, store_words};
 
 /// Largest short side for which these beat the packed products.
 pub(crate) const MAX_ORDER: usize = 64;
@@ -43,8 +43,9 @@ impl Avx512 {
         factors: [f32; 2],
         m: usize,
         out: &mut [f32],
+        panels: &mut Panels,
     ) {
-        self.small_apply(l, r, factors, m, out);
+        self.small_apply(l, r, factors, m, out, panels);
         for i in 1..m {
             let (above, row) = out.split_at_mut(i * m);
             let column = above[i..].iter_mut().step_by(m);
@@ -61,9 +62,10 @@ impl Avx512 {
         factors: [f32; 2],
         m: usize,
         out: &mut [f32],
+        panels: &mut Panels,
     ) {
         // SAFETY: `self` proves AVX-512 F.
-        unsafe { apply(q, x, factors, m, out) }
+        unsafe { apply(q, x, factors, m, out, panels) }
     }
 }
 
@@ -88,7 +90,13 @@ fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
         for (i, row) in x.chunks_exact(n).enumerate() {
             gather(&row[cols.clone()], block[i..].iter_mut().step_by(rows));
         }
-        for ((i, j), sums) in gram_tiles(m).zip(sums.as_chunks_mut().0) {
+        let num_tiles = sums.len() / GRAM_SUMS;
+        for (t, ((i, j), sums)) in gram_tiles(m).zip(sums.as_chunks_mut().0).enumerate() {
+            // A share of the next block comes from memory while this tile is summed.
+            for row in x.chunks_exact(n).skip(t).step_by(num_tiles) {
+                let next = &row[cols.end..n.min(cols.end + block_cols)];
+                next.chunks(LANES).for_each(|values| prefetch(values));
+            }
             add_products(block, rows, [i, j], sums);
         }
     }
@@ -144,19 +152,21 @@ fn add_products(block: &[Line], rows: usize, [i, j]: [usize; 2], sums: &mut [Lin
 }
 
 #[target_feature(enable = "avx512f")]
-fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32]) {
+fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32], panels: &mut Panels) {
     let n = x.len() / m;
-    let mut strip = Strip { q, m, x: [[0.0; APPLY_COLS]; MAX_ORDER], factors };
     // Where rows are whole cache lines, a narrow first strip aligns the others.
     let lead = if n.is_multiple_of(LANES) { out.as_ptr().align_offset(64) % LANES } else { 0 };
     let (mut col, mut end) = (0, n.min(if lead > 0 { lead } else { APPLY_COLS }));
+    let lines = at_least(&mut panels.left, 2 * m);
     while col < n {
-        for (strip, x) in strip.x.iter_mut().zip(x.chunks_exact(n)) {
-            match x[col..end].as_array() {
-                Some(whole) => *strip = *whole,
-                None => strip[..end - col].copy_from_slice(&x[col..end]),
-            }
+        let rows = x.chunks_exact(n).zip(out.chunks_exact(n));
+        for (lines, (x, out)) in lines.as_chunks_mut().0.iter_mut().zip(rows) {
+            let next = end..n.min(end + APPLY_COLS);
+            x[next.clone()].chunks(LANES).for_each(|values| prefetch(values));
+            out[next].chunks(LANES).for_each(|values| prefetch(values));
+            copy(&x[col..end], lines);
         }
+        let strip = Strip { q, m, x: lines.as_chunks().0, factors };
         let mut row = 0;
         while row < m {
             let target = Target { out: &mut out[row * n + col..], stride: n, width: end - col };
@@ -171,11 +181,20 @@ fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32]) {
     }
 }
 
+/// A row of a strip; lanes past its width are zeros.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn copy(values: &[f32], [low, high]: &mut [Line; 2]) {
+    let (values_low, values_high) = values.split_at(values.len().min(LANES));
+    store_words(low, _mm512_castps_si512(load_part(values_low)));
+    store_words(high, _mm512_castps_si512(load_part(values_high)));
+}
+
 /// A strip of `X`, copied so that its rows do not evict each other from the cache, and `Q`.
 struct Strip<'a> {
     q: &'a [f32],
     m: usize,
-    x: [[f32; APPLY_COLS]; MAX_ORDER],
+    x: &'a [[Line; 2]],
     factors: [f32; 2],
 }
 
@@ -192,7 +211,7 @@ impl Strip<'_> {
     #[target_feature(enable = "avx512f")]
     fn tile<const ROWS: usize>(&self, row: usize, target: Target<'_>) -> usize {
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-        for (q, x) in self.q[row..].chunks(self.m).zip(&self.x) {
+        for (q, x) in self.q[row..].chunks(self.m).zip(self.x) {
             let Some(q) = q.first_chunk::<ROWS>() else { break };
             let [low, high] = halves(x);
             for (sums, &q) in sums.iter_mut().zip(q) {
@@ -218,7 +237,6 @@ impl Strip<'_> {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn halves(values: &[f32; APPLY_COLS]) -> [__m512; 2] {
-    let (halves, _) = values.as_chunks();
-    [load(&halves[0]), load(&halves[1])]
+fn halves([low, high]: &[Line; 2]) -> [__m512; 2] {
+    [_mm512_castsi512_ps(load_words(low)), _mm512_castsi512_ps(load_words(high))]
 }

@@ -50,7 +50,8 @@ pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
         let right = as_bf16(load_words(right));
         for (sum, &word) in sums.iter_mut().zip(&left.0) {
             let left = as_bf16(_mm512_set1_epi32(word.cast_signed()));
-            *sum = _mm512_dpbf16_ps(*sum, left, right);
+            // In this order the broadcast is part of the instruction.
+            *sum = _mm512_dpbf16_ps(*sum, right, left);
         }
     }
     finish(sums, target);
@@ -60,9 +61,9 @@ pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn expect(target: &Target<'_>) {
-    target.out.chunks(target.stride).take(target.rows).for_each(|row| prefetch(&row[0]));
+    target.out.chunks(target.stride).take(target.rows).for_each(|row| prefetch(row));
     if let Some((_, plus)) = target.plus {
-        plus.chunks(target.stride).take(target.rows).for_each(|row| prefetch(&row[0]));
+        plus.chunks(target.stride).take(target.rows).for_each(|row| prefetch(row));
     }
 }
 

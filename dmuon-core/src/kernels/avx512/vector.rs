@@ -17,11 +17,11 @@ pub(super) fn load(values: &[f32; LANES]) -> __m512 {
     unsafe { std::mem::transmute::<[f32; LANES], __m512>(*values) }
 }
 
-/// Asks for the cache line of a value that is about to be needed.
+/// Asks for the first cache line of values that are about to be read; none need be there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn prefetch(value: &f32) {
-    _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+pub(super) fn prefetch(values: &[f32]) {
+    _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast());
 }
 
 /// Loads up to a vector; the lanes past the slice are zeros.
