@@ -7,7 +7,9 @@ use std::arch::x86_64::*;
 
 use super::Avx512;
 use super::packed::{Panels, at_least};
-use super::vector::{LANES, Line, load, load_part, load_words, prefetch, store_part, store_words};
+use super::vector::{
+    LANES, Line, load, load_part, load_words, prefetch, store, store_part, store_words,
+};
 
 /// Largest short side for which these beat the packed products.
 pub(crate) const MAX_ORDER: usize = 64;
@@ -26,6 +28,9 @@ const BLOCK_LINES: usize = 512;
 /// Width of a tile of `apply`, and its rows: 24 sums.
 const APPLY_COLS: usize = 2 * LANES;
 const APPLY_ROWS: usize = 12;
+
+/// Columns between those a tile reads and those it fetches: far enough for the memory to answer.
+const AHEAD: usize = 2 * APPLY_COLS;
 
 impl Avx512 {
     /// `out ← X Xᵀ` for a row-major `m × n` matrix.
@@ -93,9 +98,9 @@ fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
         let num_tiles = sums.len() / GRAM_SUMS;
         for (t, ((i, j), sums)) in gram_tiles(m).zip(sums.as_chunks_mut().0).enumerate() {
             // A share of the next block comes from memory while this tile is summed.
-            for row in x.chunks_exact(n).skip(t).step_by(num_tiles) {
-                let next = &row[cols.end..n.min(cols.end + block_cols)];
-                next.chunks(LANES).for_each(|values| prefetch(values));
+            for row in (t..m).step_by(num_tiles) {
+                let next = row * n + cols.end..row * n + cols.end + block_cols;
+                next.step_by(LANES).for_each(|at| prefetch(x, at));
             }
             add_products(block, rows, [i, j], sums);
         }
@@ -158,18 +163,17 @@ fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32], pan
     let lead = if n.is_multiple_of(LANES) { out.as_ptr().align_offset(64) % LANES } else { 0 };
     let (mut col, mut end) = (0, n.min(if lead > 0 { lead } else { APPLY_COLS }));
     let lines = at_least(&mut panels.left, 2 * m);
+    let (lines, _) = lines.as_chunks_mut();
     while col < n {
-        let rows = x.chunks_exact(n).zip(out.chunks_exact(n));
-        for (lines, (x, out)) in lines.as_chunks_mut().0.iter_mut().zip(rows) {
-            let next = end..n.min(end + APPLY_COLS);
-            x[next.clone()].chunks(LANES).for_each(|values| prefetch(values));
-            out[next].chunks(LANES).for_each(|values| prefetch(values));
-            copy(&x[col..end], lines);
+        for (lines, x) in lines.iter_mut().zip(x.chunks_exact(n)) {
+            copy(&x[col..], end - col, lines);
         }
-        let strip = Strip { q, m, x: lines.as_chunks().0, factors };
+        let strip = Strip { q, m, x: lines, factors };
         let mut row = 0;
         while row < m {
-            let target = Target { out: &mut out[row * n + col..], stride: n, width: end - col };
+            let at = row * n + col;
+            let (from, out) = (&x[at..], &mut out[at..]);
+            let target = Target { out, from, stride: n, width: end - col };
             row += match m - row {
                 APPLY_ROWS.. => strip.tile::<APPLY_ROWS>(row, target),
                 8.. => strip.tile::<8>(row, target),
@@ -181,13 +185,18 @@ fn apply(q: &[f32], x: &[f32], factors: [f32; 2], m: usize, out: &mut [f32], pan
     }
 }
 
-/// A row of a strip; lanes past its width are zeros.
+/// A row of a strip; lanes past its width are of no use.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn copy(values: &[f32], [low, high]: &mut [Line; 2]) {
-    let (values_low, values_high) = values.split_at(values.len().min(LANES));
-    store_words(low, _mm512_castps_si512(load_part(values_low)));
-    store_words(high, _mm512_castps_si512(load_part(values_high)));
+fn copy(row: &[f32], width: usize, [low, high]: &mut [Line; 2]) {
+    if let Some([values_low, values_high]) = row.as_chunks().0.first_chunk() {
+        store_words(low, _mm512_castps_si512(load(values_low)));
+        store_words(high, _mm512_castps_si512(load(values_high)));
+    } else {
+        let (values_low, values_high) = row[..width].split_at(width.min(LANES));
+        store_words(low, _mm512_castps_si512(load_part(values_low)));
+        store_words(high, _mm512_castps_si512(load_part(values_high)));
+    }
 }
 
 /// A strip of `X`, copied so that its rows do not evict each other from the cache, and `Q`.
@@ -201,18 +210,51 @@ struct Strip<'a> {
 /// Where a tile goes: rows `stride` apart from its first element on.
 struct Target<'a> {
     out: &'a mut [f32],
+    /// The same rows and columns of `X`; strips further on are fetched while sums run.
+    from: &'a [f32],
     stride: usize,
     width: usize,
 }
 
 impl Strip<'_> {
-    /// `ROWS` rows of the result from `row` on; rows of `Q` are columns by symmetry. Returns
-    /// `ROWS`.
+    /// `ROWS` rows of the result from `row` on. Returns `ROWS`.
     #[target_feature(enable = "avx512f")]
     fn tile<const ROWS: usize>(&self, row: usize, target: Target<'_>) -> usize {
+        let sums = self.sums::<ROWS>(row, &target);
+        let Target { out, stride, width, .. } = target;
+        let [alpha, beta] = self.factors.map(|factor| _mm512_set1_ps(factor));
+        let rows = self.x[row..].iter().zip(out.chunks_mut(stride));
+        for (sums, (x, out)) in sums.iter().zip(rows) {
+            let mut values = sums.map(|sum| _mm512_mul_ps(alpha, sum));
+            if self.factors[1] != 0.0 {
+                let [low, high] = halves(x);
+                values[0] = _mm512_fmadd_ps(beta, low, values[0]);
+                values[1] = _mm512_fmadd_ps(beta, high, values[1]);
+            }
+            if let ([low, high], []) = out[..width].as_chunks_mut() {
+                store(low, values[0]);
+                store(high, values[1]);
+            } else {
+                let (low, high) = out[..width].split_at_mut(width.min(LANES));
+                store_part(low, values[0]);
+                store_part(high, values[1]);
+            }
+        }
+        ROWS
+    }
+
+    /// Rows of `Q X`; rows of `Q` are columns by symmetry.
+    ///
+    /// A function of its own: what visits the sums one by one would keep them out of registers.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f")]
+    fn sums<const ROWS: usize>(&self, row: usize, target: &Target<'_>) -> [[__m512; 2]; ROWS] {
         let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-        for (q, x) in self.q[row..].chunks(self.m).zip(self.x) {
+        for (k, (q, x)) in self.q[row..].chunks(self.m).zip(self.x).enumerate() {
             let Some(q) = q.first_chunk::<ROWS>() else { break };
+            if k < ROWS {
+                target.fetch(k * target.stride + AHEAD);
+            }
             let [low, high] = halves(x);
             for (sums, &q) in sums.iter_mut().zip(q) {
                 let q = _mm512_set1_ps(q);
@@ -220,18 +262,19 @@ impl Strip<'_> {
                 sums[1] = _mm512_fmadd_ps(q, high, sums[1]);
             }
         }
-        let [alpha, beta] = self.factors.map(|factor| _mm512_set1_ps(factor));
-        let Target { out, stride, width } = target;
-        for (i, sums) in sums.iter().enumerate() {
-            let [low, high] = halves(&self.x[row + i]);
-            let low = _mm512_fmadd_ps(alpha, sums[0], _mm512_mul_ps(beta, low));
-            let high = _mm512_fmadd_ps(alpha, sums[1], _mm512_mul_ps(beta, high));
-            let out = &mut out[i * stride..][..width];
-            let (out_low, out_high) = out.split_at_mut(width.min(LANES));
-            store_part(out_low, low);
-            store_part(out_high, high);
-        }
-        ROWS
+        sums
+    }
+}
+
+impl Target<'_> {
+    /// Asks for the 32 columns at an offset of both matrices.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn fetch(&self, at: usize) {
+        prefetch(self.from, at);
+        prefetch(self.from, at + LANES);
+        prefetch(self.out, at);
+        prefetch(self.out, at + LANES);
     }
 }
 

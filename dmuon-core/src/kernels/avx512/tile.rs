@@ -35,7 +35,7 @@ pub(super) fn multiply_f32(left: &[Line], right: &[Line], target: Target<'_>) {
     for (left, right) in left.iter().zip(right) {
         let right = _mm512_castsi512_ps(load_words(right));
         for (sum, &word) in sums.iter_mut().zip(&left.0) {
-            *sum = _mm512_fmadd_ps(_mm512_set1_ps(f32::from_bits(word)), right, *sum);
+            *sum = _mm512_fmadd_ps(_mm512_set1_ps(word), right, *sum);
         }
     }
     finish(sums, target);
@@ -49,7 +49,7 @@ pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
     for (left, right) in left.iter().zip(right) {
         let right = as_bf16(load_words(right));
         for (sum, &word) in sums.iter_mut().zip(&left.0) {
-            let left = as_bf16(_mm512_set1_epi32(word.cast_signed()));
+            let left = as_bf16(_mm512_set1_epi32(word.to_bits().cast_signed()));
             // In this order the broadcast is part of the instruction.
             *sum = _mm512_dpbf16_ps(*sum, right, left);
         }
@@ -61,9 +61,11 @@ pub(super) fn multiply_bf16(left: &[Line], right: &[Line], target: Target<'_>) {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn expect(target: &Target<'_>) {
-    target.out.chunks(target.stride).take(target.rows).for_each(|row| prefetch(row));
-    if let Some((_, plus)) = target.plus {
-        plus.chunks(target.stride).take(target.rows).for_each(|row| prefetch(row));
+    for row in 0..target.rows {
+        prefetch(target.out, row * target.stride);
+        if let Some((_, plus)) = target.plus {
+            prefetch(plus, row * target.stride);
+        }
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::arch::x86_64::*;
 
+use bytemuck::{Pod, Zeroable};
+
 /// 32-bit lanes of a vector.
 pub(super) const LANES: usize = 16;
 
-/// One vector of 32-bit words at home in one cache line: an `f32`, or two bf16, each.
-#[derive(Clone, Copy, Debug, Default)]
+/// One vector at home in one cache line: each lane an `f32`, or the bits of two bf16.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C, align(64))]
-pub(crate) struct Line(pub(super) [u32; LANES]);
+pub(crate) struct Line(pub(super) [f32; LANES]);
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -17,11 +19,18 @@ pub(super) fn load(values: &[f32; LANES]) -> __m512 {
     unsafe { std::mem::transmute::<[f32; LANES], __m512>(*values) }
 }
 
-/// Asks for the first cache line of values that are about to be read; none need be there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn prefetch(values: &[f32]) {
-    _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().cast());
+pub(super) fn store(values: &mut [f32; LANES], vector: __m512) {
+    // SAFETY: both types are 64 bytes without invalid values.
+    *values = unsafe { std::mem::transmute::<__m512, [f32; LANES]>(vector) };
+}
+
+/// Asks for the cache line of an element, which need not exist.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn prefetch(values: &[f32], at: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(at).cast());
 }
 
 /// Loads up to a vector; the lanes past the slice are zeros.
