@@ -8,6 +8,7 @@ mod exchange;
 mod float;
 mod gradients;
 mod group;
+mod kernels;
 mod launch;
 mod layout;
 mod ledger;

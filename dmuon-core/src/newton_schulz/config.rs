@@ -1,6 +1,6 @@
 //! Settings of a Newton–Schulz run; they are checked once, by `NewtonSchulz::new`.
 
-use super::{Coefficients, Form, Restart};
+use super::{Coefficients, Form, Precision, Restart};
 
 /// Settings of a Newton–Schulz run.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +13,8 @@ pub struct NewtonSchulzConfig {
     pub form: Form,
     /// Where the Gram form starts anew.
     pub restart: Restart,
+    /// The arithmetic of the products.
+    pub precision: Precision,
     /// Accepted for parity with other implementations, checked, and then without any effect: the
     /// norm of a nonzero matrix is divided out exactly however small it is, and zero stays zero.
     pub eps: f64,
@@ -25,13 +27,14 @@ impl Default for NewtonSchulzConfig {
             ns_steps: 5,
             form: Form::Auto,
             restart: Restart::Auto,
+            precision: Precision::F32,
             eps: 1e-7,
         }
     }
 }
 
 impl NewtonSchulzConfig {
-    /// Polar Express, five steps, the cheaper form for each shape.
+    /// Polar Express, five steps, the cheaper form for each shape, `f32` throughout.
     pub fn new() -> Self {
         Self::default()
     }
@@ -57,6 +60,12 @@ impl NewtonSchulzConfig {
     /// Sets where the Gram form starts anew.
     pub fn with_restart(mut self, restart: Restart) -> Self {
         self.restart = restart;
+        self
+    }
+
+    /// Sets the arithmetic of the products.
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
         self
     }
 

@@ -1,11 +1,13 @@
-//! The checked iteration: it validates shapes and values, picks the form and runs it.
+//! The checked iteration: it validates shapes and values, picks form and precision and runs them.
 
+use super::batch::Batch;
 use super::coefficients::compose;
 use super::error::check_len;
-use super::normalize::{scaled, sum_of_squares};
-use super::view::View;
-use super::{Form, NewtonSchulzConfig, NumericsError, Workspace};
-use super::{direct, gram};
+use super::normalize::{power_of_two_near, scaled};
+use super::steps::{Fault, Plan};
+use super::workspace::at_least;
+use super::{Form, Kernel, NewtonSchulzConfig, NumericsError, Precision, Workspace};
+use crate::kernels::{Engine, Products, View, sum_of_squares, turn};
 
 /// A Newton–Schulz run with its schedule fixed; cheap to share between threads.
 #[derive(Clone, Debug)]
@@ -15,6 +17,10 @@ pub struct NewtonSchulz {
     vector_gain: f64,
     form: Form,
     restarts: Vec<usize>,
+    /// A restart before every step, which makes the Gram form the direct form.
+    every_step: Vec<usize>,
+    precision: Precision,
+    engine: Engine,
 }
 
 impl NewtonSchulz {
@@ -30,8 +36,11 @@ impl NewtonSchulz {
         let schedule = config.coefficients.schedule(config.ns_steps)?;
         Ok(Self {
             restarts: config.restart.positions(&schedule)?,
+            every_step: (1..schedule.len()).collect(),
             vector_gain: compose(&schedule, 1.0),
             form: config.form,
+            precision: config.precision,
+            engine: Engine::detect(),
             schedule: schedule.iter().map(|triple| triple.map(|v| v as f32)).collect(),
         })
     }
@@ -46,14 +55,36 @@ impl NewtonSchulz {
         &self.restarts
     }
 
-    /// The form a `rows × cols` matrix takes; never [`Form::Auto`].
+    /// The same run on the portable kernel, whatever the CPU has: to compare with, in speed and
+    /// in bits.
+    pub fn with_portable_kernel(mut self) -> Self {
+        self.engine = Engine::PORTABLE;
+        self
+    }
+
+    /// The form a `rows × cols` matrix takes on this machine; never [`Form::Auto`].
     pub fn form(&self, rows: usize, cols: usize) -> Form {
-        self.form.resolve(rows, cols)
+        let able = self.engine.precision(self.precision, View::new(rows, cols));
+        self.form.resolve_for(able, rows, cols)
+    }
+
+    /// The precision in force for a `rows × cols` matrix on this machine: what was asked, or
+    /// [`Precision::F32`] where [`Precision::Bf16Products`] falls back to it.
+    pub fn precision(&self, rows: usize, cols: usize) -> Precision {
+        match self.form(rows, cols) {
+            Form::Gram => Precision::F32,
+            _ => self.engine.precision(self.precision, View::new(rows, cols)),
+        }
+    }
+
+    /// The kernel a `rows × cols` matrix runs on, on this machine.
+    pub fn kernel(&self, rows: usize, cols: usize) -> Kernel {
+        self.engine.kernel(View::new(rows, cols))
     }
 
     /// Floating-point operations of one `rows × cols` matrix; see [`Form::flops`].
     pub fn flops(&self, rows: usize, cols: usize) -> u64 {
-        self.form.flops(rows, cols, self.ns_steps(), self.restarts.len())
+        self.form(rows, cols).flops(rows, cols, self.ns_steps(), self.restarts.len())
     }
 
     /// Writes the orthogonalized `input` to `out`.
@@ -86,7 +117,7 @@ impl NewtonSchulz {
     ///
     /// # Errors
     /// As [`NewtonSchulz::orthogonalize`], naming the first matrix at fault; matrices before it
-    /// have been written.
+    /// have been written, and others may have been.
     pub fn orthogonalize_batch(
         &self,
         workspace: &mut Workspace,
@@ -101,14 +132,71 @@ impl NewtonSchulz {
         let view = View::new(rows, cols);
         check_len("input", input.len(), batch * view.len())?;
         check_len("out", out.len(), batch * view.len())?;
-        let pairs = input.chunks_exact(view.len()).zip(out.chunks_exact_mut(view.len()));
-        for (matrix, (input, out)) in pairs.enumerate() {
-            self.one(workspace, input, view, out).map_err(|fault| fault.at(matrix, input, cols))?;
-        }
-        Ok(())
+        let team = workspace.parallelism().team();
+        let batch = Batch { input, out, len: view.len() };
+        team.gather(|| batch.run(workspace, |member, x, y| self.one(member, x, view, y)))
+            .map_err(|(matrix, fault)| name(fault, matrix, &input[matrix * view.len()..], cols))
     }
 
     fn one(
+        &self,
+        workspace: &mut Workspace,
+        input: &[f32],
+        view: View,
+        out: &mut [f32],
+    ) -> Result<(), Fault> {
+        if view.m() == 1 {
+            return self.vector(input, out);
+        }
+        if self.engine.wants_turned(view) {
+            return self.turned(workspace, input, view, out);
+        }
+        match self.iterate(workspace, input, view, out) {
+            Err(Fault::Scale) => self.rescaled(workspace, input, view, out),
+            outcome => outcome,
+        }
+    }
+
+    /// A tall matrix as its transpose.
+    fn turned(
+        &self,
+        workspace: &mut Workspace,
+        input: &[f32],
+        View { rows, cols }: View,
+        out: &mut [f32],
+    ) -> Result<(), Fault> {
+        let mut buffers = std::mem::take(&mut workspace.turned);
+        let [x, y] = buffers.each_mut().map(|buffer| at_least(buffer, input.len()));
+        turn(input, cols, x);
+        let outcome = self.one(workspace, x, View::new(cols, rows), y);
+        if outcome.is_ok() {
+            turn(y, rows, out);
+        }
+        workspace.turned = buffers;
+        outcome
+    }
+
+    /// A vector: its Gram matrix is the number 1.
+    fn vector(&self, input: &[f32], out: &mut [f32]) -> Result<(), Fault> {
+        let norm = sum_of_squares(input).sqrt();
+        if !norm.is_finite() {
+            return Err(Fault::Input);
+        }
+        if norm == 0.0 {
+            out.fill(0.0);
+            return Ok(());
+        }
+        let gain = self.vector_gain;
+        if gain.is_nan() || gain.abs() > f64::from(f32::MAX) {
+            return Err(Fault::Diverged);
+        }
+        scaled(input, gain / norm, out);
+        Ok(())
+    }
+
+    /// A matrix too small or too large to square in `f32`: a power of two is taken out first,
+    /// which changes no bit of the result.
+    fn rescaled(
         &self,
         workspace: &mut Workspace,
         input: &[f32],
@@ -123,8 +211,12 @@ impl NewtonSchulz {
             out.fill(0.0);
             return Ok(());
         }
-        self.iterate(workspace, input, view, norm.recip(), out);
-        if sum_of_squares(out).is_finite() { Ok(()) } else { Err(Fault::Diverged) }
+        let mut copy = std::mem::take(&mut workspace.rescaled);
+        let x = at_least(&mut copy, input.len());
+        scaled(input, power_of_two_near(norm).recip(), x);
+        let outcome = self.iterate(workspace, x, view, out);
+        workspace.rescaled = copy;
+        outcome
     }
 
     fn iterate(
@@ -132,42 +224,32 @@ impl NewtonSchulz {
         workspace: &mut Workspace,
         input: &[f32],
         view: View,
-        inverse_norm: f64,
         out: &mut [f32],
-    ) {
-        let load = |x: &mut [f32]| scaled(input, inverse_norm, x);
-        let schedule = &self.schedule;
-        if view.m() == 1 {
-            // A vector: its Gram matrix is the number 1. Matrix-vector kernels would also split
-            // their sums by thread and alignment, which the products below do not.
-            scaled(input, inverse_norm * self.vector_gain, out);
-        } else if view.resolve(self.form) == Form::Gram {
-            let scratch = workspace.scratch(view, gram::NUM_SQUARES);
-            gram::run((schedule, &self.restarts), view, scratch, out, load);
-        } else {
-            let scratch = workspace.scratch(view, direct::NUM_SQUARES);
-            direct::run(schedule, view, scratch, out, load);
-        }
+    ) -> Result<(), Fault> {
+        let View { rows, cols } = view;
+        let restarts = match self.form(rows, cols) {
+            Form::Gram => &self.restarts,
+            _ => &self.every_step,
+        };
+        let plan = Plan { schedule: &self.schedule, restarts };
+        let team = workspace.parallelism().team();
+        let x_len = if plan.needs_x() { view.len() } else { 0 };
+        let (scratch, panels) = workspace.scratch(x_len, view.m(), plan.num_squares());
+        let precision = self.precision(rows, cols);
+        let mut products = Products { engine: self.engine, view, precision, panels, team };
+        plan.run(&mut products, scratch, input, out)
     }
 }
 
-/// What went wrong with one matrix, before its place in the batch is known.
-enum Fault {
-    Input,
-    Diverged,
-}
-
-impl Fault {
-    fn at(self, matrix: usize, input: &[f32], cols: usize) -> NumericsError {
-        let culprit = input.iter().position(|v| !v.is_finite());
-        match (self, culprit) {
-            (Fault::Input, Some(index)) => NumericsError::NonFiniteInput {
-                matrix,
-                row: index / cols,
-                col: index % cols,
-                value: input[index],
-            },
-            _ => NumericsError::Diverged { matrix },
-        }
+/// Names what went wrong with one matrix of a batch.
+fn name(fault: Fault, matrix: usize, input: &[f32], cols: usize) -> NumericsError {
+    match (fault, input.iter().position(|v| !v.is_finite())) {
+        (Fault::Input, Some(index)) => NumericsError::NonFiniteInput {
+            matrix,
+            row: index / cols,
+            col: index % cols,
+            value: input[index],
+        },
+        _ => NumericsError::Diverged { matrix },
     }
 }

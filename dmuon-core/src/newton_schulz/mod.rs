@@ -17,16 +17,14 @@
 //! # Ok::<(), dmuon_core::newton_schulz::NumericsError>(())
 //! ```
 
+mod batch;
 mod coefficients;
 mod config;
-mod direct;
 mod error;
 mod form;
-mod gram;
 mod iteration;
 mod normalize;
-mod product;
-mod view;
+mod steps;
 mod workspace;
 
 pub use coefficients::{Band, Coefficients};
@@ -36,5 +34,6 @@ pub use form::{Form, Restart};
 pub use iteration::NewtonSchulz;
 pub use workspace::{Parallelism, Workspace};
 
+pub use crate::kernels::{Kernel, Precision};
+
 pub(crate) use error::check_len;
-pub(crate) use normalize::sum_of_squares;

@@ -1,5 +1,6 @@
 //! AdamW on host slices, for parameters that Muon does not take; state stays in `f32`.
 
+use crate::kernels::{Pass, widest};
 use crate::newton_schulz::NumericsError;
 
 use super::check_same_len;
@@ -68,16 +69,35 @@ impl AdamW {
             ("second moment", second.len()),
         ];
         check_same_len(params.len(), others)?;
-        let scalars = Scalars::new(self, step);
-        let moments = first.iter_mut().zip(second);
-        for ((p, &g), (m, v)) in params.iter_mut().zip(grads).zip(moments) {
-            *p = scalars.element(*p, g, m, v);
-        }
+        widest(Step { scalars: Scalars::new(self, step), params, grads, first, second });
         Ok(())
     }
 }
 
+/// The pass.
+struct Step<'a> {
+    scalars: Scalars,
+    params: &'a mut [f32],
+    grads: &'a [f32],
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+}
+
+impl Pass for Step<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { scalars, params, grads, first, second } = self;
+        let moments = first.iter_mut().zip(second);
+        for ((p, &g), (m, v)) in params.iter_mut().zip(grads).zip(moments) {
+            *p = scalars.element(*p, g, m, v);
+        }
+    }
+}
+
 /// The settings of one step, rounded to `f32`.
+#[derive(Clone, Copy)]
 struct Scalars {
     lr: f32,
     keep: f32,
@@ -101,7 +121,7 @@ impl Scalars {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn element(&self, p: f32, g: f32, m: &mut f32, v: &mut f32) -> f32 {
         *m = self.betas[0] * *m + self.one_minus_betas[0] * g;
         *v = self.betas[1] * *v + self.one_minus_betas[1] * (g * g);
@@ -162,6 +182,24 @@ mod tests {
         for (p, expected) in params.iter().zip([-0.25, 0.25, -0.25]) {
             assert!((p - expected).abs() < 1e-5, "{params:?}");
         }
+    }
+
+    #[test]
+    fn the_wide_version_gives_the_bits_of_the_plain_one() {
+        let grads: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.3).sin()).collect();
+        let run = |wide: bool| {
+            let mut state = [grads.clone(), vec![0.1; 1003], vec![0.2; 1003]];
+            let [params, first, second] = &mut state;
+            let scalars = Scalars::new(&AdamW::default(), 3);
+            let step = Step { scalars, params, grads: &grads, first, second };
+            if wide {
+                widest(step)
+            } else {
+                step.run()
+            }
+            state.concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(run(true), run(false));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Decoupled decay and the update of the weights; the decay never sees the scale.
 
+use crate::kernels::{Pass, Squares, widest};
 use crate::newton_schulz::NumericsError;
 
 use super::check_same_len;
@@ -17,7 +18,9 @@ pub struct ApplyUpdate {
 }
 
 impl ApplyUpdate {
-    /// Updates the weights in one pass.
+    /// Updates the weights in one pass, and returns the RMS of `scale·O`, for
+    /// [`RmsPromise::judge`](super::RmsPromise::judge): what [`rms`](super::rms) gives for the
+    /// direction, times the scale, to the bit.
     ///
     /// `1 − lr·wd` and `lr·scale` are formed in `f64` and rounded once; each element is then
     /// multiplied, rounded, and reduced by the product with its direction, in `f32`.
@@ -27,14 +30,44 @@ impl ApplyUpdate {
     ///
     /// # Errors
     /// [`NumericsError::LengthMismatch`].
-    pub fn apply(&self, weight: &mut [f32], direction: &[f32]) -> Result<(), NumericsError> {
+    pub fn apply(&self, weight: &mut [f32], direction: &[f32]) -> Result<f64, NumericsError> {
         check_same_len(weight.len(), [("direction", direction.len())])?;
         let keep = (1.0 - self.lr * self.weight_decay) as f32;
         let step = (self.lr * self.scale) as f32;
-        for (w, &o) in weight.iter_mut().zip(direction) {
+        let squares = widest(Update { keep, step, weight, direction });
+        let mean = squares / direction.len().max(1) as f64;
+        Ok(self.scale * mean.sqrt())
+    }
+}
+
+/// The pass; its output is the sum of squares of the direction.
+struct Update<'a> {
+    keep: f32,
+    step: f32,
+    weight: &'a mut [f32],
+    direction: &'a [f32],
+}
+
+impl Pass for Update<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let Self { keep, step, weight, direction } = self;
+        let mut squares = Squares::default();
+        let (weights, weight_rest) = weight.as_chunks_mut::<{ Squares::LANES }>();
+        let (directions, direction_rest) = direction.as_chunks::<{ Squares::LANES }>();
+        for (weight, direction) in weights.iter_mut().zip(directions) {
+            for (w, &o) in weight.iter_mut().zip(direction) {
+                *w = *w * keep - step * o;
+            }
+            squares.add(direction);
+        }
+        for (w, &o) in weight_rest.iter_mut().zip(direction_rest) {
             *w = *w * keep - step * o;
         }
-        Ok(())
+        squares.add_rest(direction_rest);
+        squares.total()
     }
 }
 
@@ -59,6 +92,26 @@ mod tests {
                 assert!((f64::from(weight[i]) - exact[i]).abs() < ROUNDING);
             }
         }
+    }
+
+    #[test]
+    fn the_rms_of_the_update_comes_with_it() {
+        for len in [0, 1, 15, 16, 100] {
+            let update = ApplyUpdate { lr: 0.02, weight_decay: 0.1, scale: 6.4 };
+            let direction: Vec<f32> = (0..len).map(|i| (i as f32).cos()).collect();
+            let rms = update.apply(&mut vec![1.0; len], &direction).unwrap();
+            assert_eq!(rms.to_bits(), (6.4 * crate::update::rms(&direction)).to_bits(), "{len}");
+        }
+    }
+
+    #[test]
+    fn the_wide_version_gives_the_bits_of_the_plain_one() {
+        let direction: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.3).sin()).collect();
+        let (mut plain, mut wide) = (direction.clone(), direction.clone());
+        let pass = |weight| Update { keep: 0.999, step: 0.013, weight, direction: &direction };
+        let sums = [pass(&mut plain).run(), widest(pass(&mut wide))];
+        assert_eq!(sums[0].to_bits(), sums[1].to_bits());
+        assert!(plain.iter().zip(&wide).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 
     #[test]

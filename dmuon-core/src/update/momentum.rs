@@ -1,5 +1,6 @@
 //! The momentum buffer and the Newton–Schulz input it gives; it never averages with `1 − μ`.
 
+use crate::kernels::{Pass, widest};
 use crate::newton_schulz::NumericsError;
 
 use super::check_same_len;
@@ -47,16 +48,32 @@ impl Momentum {
         out: &mut [f32],
     ) -> Result<(), NumericsError> {
         check_same_len(buf.len(), [("gradient", grad.len()), ("out", out.len())])?;
-        let mu = self.mu;
-        let ahead = match self.rule {
-            MomentumRule::Nesterov => |g: f32, mu: f32, buf: f32| g + mu * buf,
-            MomentumRule::HeavyBall => |_: f32, _: f32, buf: f32| buf,
-        };
-        for ((buf, &g), out) in buf.iter_mut().zip(grad).zip(out) {
-            *buf = mu * *buf + g;
-            *out = ahead(g, mu, *buf);
+        match self.rule {
+            MomentumRule::Nesterov => widest(Step::<true> { mu: self.mu, buf, grad, out }),
+            MomentumRule::HeavyBall => widest(Step::<false> { mu: self.mu, buf, grad, out }),
         }
         Ok(())
+    }
+}
+
+/// The pass.
+struct Step<'a, const NESTEROV: bool> {
+    mu: f32,
+    buf: &'a mut [f32],
+    grad: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<const NESTEROV: bool> Pass for Step<'_, NESTEROV> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { mu, buf, grad, out } = self;
+        for ((buf, &g), out) in buf.iter_mut().zip(grad).zip(out) {
+            *buf = mu * *buf + g;
+            *out = if NESTEROV { g + mu * *buf } else { *buf };
+        }
     }
 }
 
@@ -99,6 +116,22 @@ mod tests {
         momentum.step(&mut buf, &[0.0, 0.0], &mut out).unwrap();
         assert_eq!(buf, [0.95 * 0.3, 0.95 * -7.0]);
         assert_eq!(out, buf.map(|b| 0.95 * b));
+    }
+
+    #[test]
+    fn the_wide_version_gives_the_bits_of_the_plain_one() {
+        let grad: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.3).sin()).collect();
+        let run = |wide: bool| {
+            let (mut buf, mut out) = (grad.clone(), grad.clone());
+            let step = Step::<true> { mu: 0.95, buf: &mut buf, grad: &grad, out: &mut out };
+            if wide {
+                widest(step)
+            } else {
+                step.run()
+            }
+            [buf, out].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        assert_eq!(run(true), run(false));
     }
 
     #[test]

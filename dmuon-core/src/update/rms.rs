@@ -1,6 +1,7 @@
 //! The size of an update, and what its scale promises about it; a report, never a correction.
 
-use crate::newton_schulz::{Band, sum_of_squares};
+use crate::kernels::sum_of_squares;
+use crate::newton_schulz::Band;
 
 /// What rounding may add to a singular value in the Gram form: one percent, by its restart policy.
 /// Faults (a wrong factor, a step that never ran) are far larger.

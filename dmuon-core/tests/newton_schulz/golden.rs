@@ -4,8 +4,9 @@ use dmuon_core::newton_schulz::{
     Coefficients, Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Workspace,
 };
 
-/// The direct form reproduces the six printed decimals, give or take one unit of rounding.
-const PRINTED_DIGITS: f32 = 1.5e-6;
+/// Six printed decimals, 5e-7, and what the direct form rounds: its first quintic makes 1 out of
+/// terms that sum to 42 in size, so some 42 roundings of 6e-8, which are then halved or doubled.
+const DIRECT_ROUNDING: f32 = 3e-6;
 
 /// The Gram form squares the matrix first: rounding of 6e-8 in a Gram matrix whose small
 /// eigenvalue is 0.0066 is a relative 1e-5 in that eigenvalue, and of that order in the result.
@@ -17,7 +18,7 @@ const INPUT: [f32; 6] = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
 const CUBIC: [f64; 3] = [1.5, -0.5, 0.0];
 
 fn assert_golden(set: Coefficients, ns_steps: usize, expected: [f32; 6]) {
-    for (form, tolerance) in [(Form::Direct, PRINTED_DIGITS), (Form::Gram, GRAM_ROUNDING)] {
+    for (form, tolerance) in [(Form::Direct, DIRECT_ROUNDING), (Form::Gram, GRAM_ROUNDING)] {
         let config = NewtonSchulzConfig::new()
             .with_coefficients(set.clone())
             .with_ns_steps(ns_steps)

@@ -1,0 +1,26 @@
+//! In which arithmetic the products run; storage, norms and sums stay in `f32` or better.
+
+/// The arithmetic of the products.
+///
+/// Matrices are read and written in `f32` either way, sums run in `f32`, and norms in `f32` or
+/// better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Precision {
+    /// Factors and sums in `f32`.
+    #[default]
+    F32,
+    /// Factors rounded to bf16 where that is both accurate and faster, sums in `f32`.
+    ///
+    /// It is a permission, not a command: the direct form uses it on CPUs with AVX512-BF16, from
+    /// 65 rows on. Elsewhere the run falls back to [`Precision::F32`], which is more accurate;
+    /// [`NewtonSchulz::precision`](crate::newton_schulz::NewtonSchulz::precision) says what is in force. The Gram
+    /// form always runs in `f32`: its `m × m` matrices lose small singular values in bf16.
+    Bf16Products,
+}
+
+impl Precision {
+    pub(crate) fn is_bf16(self) -> bool {
+        self == Self::Bf16Products
+    }
+}
