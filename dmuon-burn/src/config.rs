@@ -7,7 +7,9 @@ use crate::groups::OptimizerGroup;
 use crate::muon::Muon;
 use crate::orthogonalize::Arithmetic;
 use dmuon_core::World;
-use dmuon_core::newton_schulz::{Coefficients, Form, NewtonSchulzConfig, Parallelism, Restart};
+use dmuon_core::newton_schulz::{
+    Coefficients, Form, NewtonSchulzConfig, Parallelism, Precision, Restart,
+};
 use dmuon_core::update::{AdamW, MomentumRule, UpdateScale};
 use std::num::NonZeroUsize;
 use std::thread;
@@ -131,6 +133,14 @@ impl MuonConfig {
     #[must_use]
     pub fn with_form(mut self, form: Form) -> Self {
         self.newton_schulz = self.newton_schulz.with_form(form);
+        self
+    }
+
+    /// Sets what Newton–Schulz multiplies in, on CPUs that can: bf16 products are faster and give
+    /// directions to about one percent.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.newton_schulz = self.newton_schulz.with_precision(precision);
         self
     }
 

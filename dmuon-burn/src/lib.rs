@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod attached;
+mod batch;
 mod binding;
 mod blueprint;
 mod choice;
@@ -41,6 +42,7 @@ mod select;
 mod setup;
 mod step;
 mod transport;
+mod update;
 mod values;
 
 pub use config::{MuonConfig, NonFinite};
