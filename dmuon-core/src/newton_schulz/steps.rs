@@ -32,6 +32,11 @@ const TRUSTED_SQUARED_NORM: std::ops::Range<f64> = 1e-20..1e30;
 /// Bound on what the last product may reach.
 const LARGEST: f64 = 1e37;
 
+/// Share of the sum of squares of `R` that its mean eigenvalue must explain to be taken out.
+///
+/// A square Gaussian matrix starts at a half and a wide one higher; rank one at `1 / m`.
+const CENTRED: f64 = 0.4;
+
 /// Why a matrix has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -132,12 +137,12 @@ impl<'a, 'p> Squares<'a, 'p> {
     /// it returns. With bf16 products that part is kept apart and added in `f32`, so that what the
     /// rounding of the matrix adds stays within its range.
     fn segment(&mut self, steps: &[[f32; 3]]) -> f32 {
+        if let ([step], true) = (steps, self.products.precision.is_bf16()) {
+            return self.centred(*step);
+        }
         for (i, &[a, b, c]) in steps.iter().enumerate() {
             if i == 0 {
                 self.products.square(self.r, self.r, [c, b], self.q);
-                if steps.len() == 1 && self.products.precision.is_bf16() {
-                    return a;
-                }
                 self.z.copy_from_slice(&self.q[..self.z.len()]);
                 self.q.iter_mut().step_by(self.m + 1).for_each(|v| *v += a);
             } else {
@@ -152,6 +157,23 @@ impl<'a, 'p> Squares<'a, 'p> {
         0.0
     }
 
+    /// One step about the mean eigenvalue `μ` of `r`: with `E = R − μI`,
+    ///
+    /// ```text
+    /// aI + bR + cR² = (a + bμ + cμ²)I + (b + 2cμ)E + cE²
+    /// ```
+    /// The first term is returned, to be applied in `f32`. What is rounded to bf16 is `E`, which
+    /// vanishes as the matrix becomes orthogonal. Where most eigenvalues are tiny, `μ = 0`
+    /// instead: `E` would be no smaller, and no longer vanish where the matrix does.
+    fn centred(&mut self, [a, b, c]: [f32; 3]) -> f32 {
+        let mean = self.trace() / self.m as f64;
+        let explained = mean * mean * self.m as f64 / symmetric_sum_of_squares(self.r, self.m);
+        let mean = if explained < CENTRED { 0.0 } else { mean as f32 };
+        self.r.iter_mut().step_by(self.m + 1).for_each(|v| *v -= mean);
+        self.products.square(self.r, self.r, [c, b + 2.0 * c * mean], self.q);
+        a + mean * (b + c * mean)
+    }
+
     /// `R ← (aI + Z) R (aI + Z)`.
     fn advance_r(&mut self, a: f32) {
         self.products.square(self.z, self.r, [1.0, a], self.t);
@@ -160,9 +182,14 @@ impl<'a, 'p> Squares<'a, 'p> {
 
     /// Whether `q + identity·I` times a matrix of norm `norm` stays finite.
     fn check(&self, identity: f32, norm: f64) -> Result<(), Fault> {
-        let rows = self.q.chunks_exact(self.m).enumerate();
-        let lower: f64 = rows.map(|(i, row)| sum_of_squares(&row[..=i])).sum();
-        let largest = ((2.0 * lower).sqrt() + f64::from(identity).abs()) * norm;
+        let norm_q = symmetric_sum_of_squares(self.q, self.m).sqrt();
+        let largest = (norm_q + f64::from(identity).abs()) * norm;
         if largest < LARGEST { Ok(()) } else { Err(Fault::Diverged) }
     }
+}
+
+/// Sum of squares of a symmetric matrix, from its lower triangle.
+fn symmetric_sum_of_squares(values: &[f32], m: usize) -> f64 {
+    let rows = values.chunks_exact(m).enumerate();
+    rows.map(|(i, row)| 2.0 * sum_of_squares(&row[..i]) + f64::from(row[i]).powi(2)).sum()
 }

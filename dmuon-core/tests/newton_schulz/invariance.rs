@@ -2,7 +2,9 @@
 
 use std::num::NonZeroUsize;
 
-use dmuon_core::newton_schulz::{Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Workspace};
+use dmuon_core::newton_schulz::{
+    Form, NewtonSchulz, NewtonSchulzConfig, Parallelism, Precision, Workspace,
+};
 use proptest::prelude::*;
 
 use crate::inputs::{KINDS, Kind, SHAPES, bits, matrix, run, run_with};
@@ -51,6 +53,58 @@ fn alignment_does_not_change_a_bit() {
                 .orthogonalize(&mut workspace, &shifted[offset..], rows, cols, out)
                 .unwrap();
             assert!(bits(out) == expected, "{rows}x{cols} at offset {offset}");
+        }
+    }
+}
+
+#[test]
+fn bf16_products_keep_the_same_promises() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    let config = config(Form::Direct).with_precision(Precision::Bf16Products);
+    for (rows, cols) in [(65, 65), (130, 210), (210, 130), (300, 300)] {
+        let input = matrix(Kind::Gaussian, rows, cols, 31);
+        let expected = bits(&run(config.clone(), &input, rows, cols));
+        for count in 2..=4 {
+            let run = || run_with(config.clone(), threads(count), &input, rows, cols);
+            assert!(bits(&pool.install(run)) == expected, "{rows}x{cols} on {count} threads");
+        }
+        for factor in [2f32.powi(-30), 2f32.powi(30)] {
+            let scaled: Vec<f32> = input.iter().map(|v| v * factor).collect();
+            assert!(bits(&run(config.clone(), &scaled, rows, cols)) == expected, "{factor:e}");
+        }
+        let newton_schulz = NewtonSchulz::new(config.clone()).unwrap();
+        let mut workspace = Workspace::new(Parallelism::Serial);
+        let shifted = [&[0.0; 5], &input[..]].concat();
+        let mut out = vec![0.0; input.len() + 3];
+        newton_schulz
+            .orthogonalize(&mut workspace, &shifted[5..], rows, cols, &mut out[3..])
+            .unwrap();
+        assert!(bits(&out[3..]) == expected, "{rows}x{cols} elsewhere in memory");
+    }
+}
+
+#[test]
+fn a_batch_over_threads_equals_its_matrices_one_by_one() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    for precision in [Precision::F32, Precision::Bf16Products] {
+        for [batch, rows, cols] in [[7, 24, 500], [3, 500, 24], [5, 66, 70], [2, 90, 90]] {
+            let config = config(Form::Auto).with_precision(precision);
+            let input = matrix(Kind::Gaussian, batch * rows, cols, 37);
+            let one_by_one: Vec<u32> = input
+                .chunks(rows * cols)
+                .flat_map(|one| bits(&run(config.clone(), one, rows, cols)))
+                .collect();
+            let newton_schulz = NewtonSchulz::new(config).unwrap();
+            for count in 1..=4 {
+                let mut workspace = Workspace::new(threads(count));
+                let mut out = vec![0.0; input.len()];
+                let shape = [batch, rows, cols];
+                pool.install(|| {
+                    newton_schulz.orthogonalize_batch(&mut workspace, &input, shape, &mut out)
+                })
+                .unwrap();
+                assert!(bits(&out) == one_by_one, "{shape:?} on {count} threads");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The `f64` oracle: SVD of the input, and the scalar quintics applied to its singular values.
 
 use dmuon_core::newton_schulz::{
-    Coefficients, Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Restart,
-    Workspace,
+    Coefficients, Form, Kernel, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism,
+    Precision, Restart, Workspace,
 };
 use faer::Mat;
 use faer::diag::DiagRef;
@@ -24,6 +24,14 @@ const GRAM_ERROR: f64 = 2e-2;
 /// Gram with a restart before step 2: no segment multiplies the error by more than 1e3.
 /// Measured at most 3e-4.
 const RESTARTED_ERROR: f64 = 1e-3;
+
+/// Direct with bf16 products, matrices of full rank: every step rounds what it adds to `aX` by
+/// 2⁻⁹ a factor, and later steps shrink it. Measured at most 8e-3, on square Gaussian matrices.
+const BF16_ERROR: f64 = 1e-2;
+
+/// The same on matrices with singular values far below the norm, relative to a result of little
+/// norm. Measured at most 2.5e-2, on rank one; at most 7e-3 of an element.
+const BF16_LOW_RANK_ERROR: f64 = 3e-2;
 
 /// Bands are printed to three decimals, and the Gram form adds its 2e-4.
 const BAND_ROUNDING: f64 = 1e-3;
@@ -93,6 +101,72 @@ fn the_gram_form_agrees_with_the_svd() {
 fn a_restart_buys_the_gram_form_two_digits() {
     let restart = || Restart::At(vec![2]);
     SETS.iter().for_each(|set| assert_close(set, Form::Gram, restart(), RESTARTED_ERROR));
+}
+
+/// Shapes that take bf16 products where the CPU has them.
+const BF16_SHAPES: [(usize, usize); 6] =
+    [(65, 65), (129, 129), (129, 257), (257, 129), (96, 640), (300, 301)];
+
+#[test]
+fn bf16_products_agree_with_the_svd_to_two_digits() {
+    for (set, kind) in SETS.iter().flat_map(|set| KINDS.map(|kind| (set, kind))) {
+        let schedule = set.schedule(5).unwrap();
+        let config = NewtonSchulzConfig::new()
+            .with_coefficients(set.clone())
+            .with_form(Form::Direct)
+            .with_precision(Precision::Bf16Products);
+        let bound = match kind {
+            Kind::Gaussian | Kind::Scale(_) => BF16_ERROR,
+            Kind::Rank(_) | Kind::Condition(_) => BF16_LOW_RANK_ERROR,
+        };
+        for (rows, cols) in BF16_SHAPES {
+            let input = matrix(kind, rows, cols, 1);
+            let out = run(config.clone(), &input, rows, cols);
+            let (largest, relative) = errors(&out, &oracle(&input, rows, cols, &schedule));
+            assert!(
+                largest < BF16_ERROR && relative < bound,
+                "{set:?} {kind:?} {rows}x{cols}: {largest:.1e}, {relative:.1e}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_gram_form_stays_in_f32_where_bf16_products_are_allowed() {
+    let config = NewtonSchulzConfig::new().with_form(Form::Gram);
+    let allowed = config.clone().with_precision(Precision::Bf16Products);
+    let newton_schulz = NewtonSchulz::new(allowed.clone()).unwrap();
+    for (rows, cols) in BF16_SHAPES {
+        let input = matrix(Kind::Gaussian, rows, cols, 1);
+        assert_eq!(newton_schulz.precision(rows, cols), Precision::F32);
+        assert_eq!(
+            run(allowed.clone(), &input, rows, cols),
+            run(config.clone(), &input, rows, cols)
+        );
+    }
+}
+
+#[test]
+fn the_portable_kernel_agrees_with_the_svd() {
+    let schedule = Coefficients::PolarExpress.schedule(5).unwrap();
+    for (form, bound) in [(Form::Direct, DIRECT_ERROR), (Form::Gram, GRAM_ERROR)] {
+        let config =
+            NewtonSchulzConfig::new().with_form(form).with_precision(Precision::Bf16Products);
+        let portable = NewtonSchulz::new(config).unwrap().with_portable_kernel();
+        for ((rows, cols), kind) in SHAPES.iter().flat_map(|&s| KINDS.map(|kind| (s, kind))) {
+            assert_eq!(portable.kernel(rows, cols), Kernel::Portable);
+            assert_eq!(portable.precision(rows, cols), Precision::F32);
+            let input = matrix(kind, rows, cols, 2);
+            let mut out = vec![f32::NAN; input.len()];
+            let mut workspace = Workspace::new(Parallelism::Serial);
+            portable.orthogonalize(&mut workspace, &input, rows, cols, &mut out).unwrap();
+            let (largest, relative) = errors(&out, &oracle(&input, rows, cols, &schedule));
+            assert!(
+                largest < bound && relative < bound,
+                "{form:?} {kind:?} {rows}x{cols}: {largest:.1e}, {relative:.1e}"
+            );
+        }
+    }
 }
 
 /// Ten steps that converge: Polar Express, continued with the quintic it tends to.

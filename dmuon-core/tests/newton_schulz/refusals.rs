@@ -26,6 +26,29 @@ fn a_nan_or_infinity_is_named_by_place_and_nothing_is_written() {
 }
 
 #[test]
+fn the_first_matrix_at_fault_is_named_on_any_number_of_threads() {
+    let newton_schulz = NewtonSchulz::new(NewtonSchulzConfig::new()).unwrap();
+    for shape in [[6, 4, 9], [6, 70, 66]] {
+        let [batch, rows, cols] = shape;
+        let mut input = vec![1.0; batch * rows * cols];
+        for matrix in [2, 4] {
+            input[matrix * rows * cols + cols + 3] = f32::NAN;
+        }
+        for threads in 1..=3 {
+            let parallelism = Parallelism::Threads(std::num::NonZeroUsize::new(threads).unwrap());
+            let mut workspace = Workspace::new(parallelism);
+            let mut out = vec![0.0; input.len()];
+            let error = newton_schulz
+                .orthogonalize_batch(&mut workspace, &input, shape, &mut out)
+                .unwrap_err();
+            let NumericsError::NonFiniteInput { matrix: 2, row: 1, col: 3, .. } = error else {
+                panic!("{error:?}");
+            };
+        }
+    }
+}
+
+#[test]
 fn the_largest_numbers_are_no_infinity() {
     let mut out = [0.0; 6];
     orthogonalize(&[f32::MAX, 0.0, f32::MIN, 1.0, f32::MAX, 0.0], [1, 2, 3], &mut out).unwrap();
