@@ -71,6 +71,12 @@ fn stopped_but_not_dead() {
 }
 
 #[test]
+fn never_joins() {
+    let run = run(NUM_RANKS, "never joins", &[]);
+    survivors_say(&run, "MPI did not start within 4 s", DEADLINE + SLACK);
+}
+
+#[test]
 fn returns_early() {
     let run = noticed_at_once("returns early", "rank 2 returned before");
     let culprit = &run.ranks[CULPRIT];

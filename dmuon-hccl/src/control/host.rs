@@ -6,6 +6,7 @@ use super::{
     frame,
     member::Credentials,
     message::{Hello, ToHost, ToRank, VERSION},
+    spawn,
 };
 use dmuon_core::Rank;
 use std::{
@@ -234,8 +235,4 @@ impl State {
         self.deliver(vec![(To::Everybody, ToRank::Refused(refusal))]);
         self.phase = Phase::Closed;
     }
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }

@@ -5,6 +5,7 @@ use super::{
     frame,
     log::{CallLog, Place},
     message::{Answer, Hello, Started, ToHost, ToRank, VERSION, Wait},
+    spawn,
     watch::Watch,
 };
 use dmuon_core::{Call, CallSite, Error, Rank};
@@ -328,8 +329,4 @@ fn introduce(stream: &mut TcpStream, hello: &Hello, deadline: Duration) -> io::R
     let reply = frame::read(stream)?;
     stream.set_read_timeout(None)?;
     Ok(reply)
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }

@@ -20,3 +20,10 @@ pub use log::{GroupId, Place};
 pub(crate) use member::connect;
 pub use member::{Credentials, Member};
 pub use watch::Watch;
+
+use std::{io, thread};
+
+/// Starts a thread that ends by itself.
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}

@@ -49,9 +49,12 @@ pub enum MpiJoinError {
         /// How long this process waited.
         waited: Duration,
     },
-    /// An earlier world of this process failed, and MPI cannot recover.
-    #[error("MPI cannot be used after a failure; start the processes anew")]
-    Broken,
+    /// A world of this process failed or is still open.
+    #[error(
+        "this process's last world failed or is still open, and MPI does not recover: open one \
+         world after the other, and start the processes anew after a failure"
+    )]
+    Busy,
     /// The control connection could not be made.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),

@@ -56,28 +56,12 @@ impl Process {
     /// the launcher, or somebody who does not come within the deadline.
     pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Self> {
         let deadline = options.resolved_deadline()?;
+        let (verify, collectives) = (options.resolved_verify()?, options.resolved_collectives()?);
         let runtime = Runtime::acquire(deadline).map_err(Error::external)?;
-        let (claim, rendezvous) = (spec.claim(), spec.rendezvous.clone());
-        let met = runtime
-            .run(deadline, move |library| meet(library, claim, rendezvous, deadline))
-            .and_then(|met| met)
-            .and_then(|(comm, host, invitation)| {
-                let rank = comm.world_rank();
-                let (token, world_size) = (invitation.token, comm.size());
-                let reason = |reason| MpiJoinError::Host { reason };
-                let address = invitation.address.map_err(reason)?;
-                let credentials = Credentials { token, rank, world_size };
-                Ok((comm, host, Member::join(&address, &credentials, deadline)?))
-            });
-        let (comm, host, member) = met.map_err(Error::external)?;
-        let shared = Arc::new(Shared {
-            member,
-            pool: BufferPool::new(),
-            deadline,
-            verify: options.resolved_verify()?,
-            collectives: options.resolved_collectives()?,
-            in_flight: AtomicUsize::new(0),
-        });
+        let (comm, host, member) = connect(&runtime, spec, deadline).map_err(Error::external)?;
+        let (pool, in_flight) = (BufferPool::new(), AtomicUsize::new(0));
+        let shared = Shared { member, pool, deadline, verify, collectives, in_flight };
+        let shared = Arc::new(shared);
         let world = world(&shared, comm, options)?;
         Ok(Self { shared, world, runtime, host, dump: options.resolved_dump() })
     }
@@ -125,6 +109,21 @@ impl Seat for Process {
     fn dump_directory(&self) -> Option<&Path> {
         self.dump.as_deref()
     }
+}
+
+/// Meets everybody over MPI, and then over the control connection.
+fn connect(
+    runtime: &Runtime,
+    spec: &LaunchSpec,
+    deadline: Duration,
+) -> Result<(Comm, Option<Host>, Member), MpiJoinError> {
+    let (claim, rendezvous) = (spec.claim(), spec.rendezvous.clone());
+    let meeting = move |library: &Library| meet(library, claim, rendezvous, deadline);
+    let (comm, host, invitation) = runtime.run(deadline, meeting)??;
+    let address = invitation.address.map_err(|reason| MpiJoinError::Host { reason })?;
+    let (token, rank, world_size) = (invitation.token, comm.world_rank(), comm.size());
+    let member = Member::join(&address, &Credentials { token, rank, world_size }, deadline)?;
+    Ok((comm, host, member))
 }
 
 fn world(shared: &Arc<Shared>, comm: Comm, options: &EngineOptions) -> Result<World> {

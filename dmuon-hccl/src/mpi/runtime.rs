@@ -45,7 +45,7 @@ impl Runtime {
             None => slot.insert(Arc::new(Self::initialize(deadline)?)).clone(),
         };
         if runtime.is_busy.swap(true, Ordering::AcqRel) {
-            return Err(MpiJoinError::Broken);
+            return Err(MpiJoinError::Busy);
         }
         Ok(runtime)
     }
@@ -67,7 +67,7 @@ impl Runtime {
         let (sender, receiver) = mpsc::channel();
         let job: Job = Box::new(move |library| drop(sender.send(work(library))));
         let late = |_| MpiJoinError::Late { waited: deadline };
-        self.jobs.send(job).map_err(|_| MpiJoinError::Broken)?;
+        self.jobs.send(job).map_err(|_| MpiJoinError::Busy)?;
         receiver.recv_timeout(deadline).map_err(late)
     }
 
@@ -93,7 +93,9 @@ impl Runtime {
 
 /// Finalizes at exit, unless a world was left open: then others may never come.
 extern "C" fn finalize() {
-    let Some(runtime) = lock().take() else { return };
+    // Held while another thread starts MPI, which may take for ever.
+    let runtime = RUNTIME.try_lock().ok().and_then(|mut slot| slot.take());
+    let Some(runtime) = runtime else { return };
     if runtime.is_busy.load(Ordering::Acquire) {
         return;
     }
