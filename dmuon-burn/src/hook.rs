@@ -81,6 +81,7 @@ pub(crate) struct Averaged {
 impl Hook {
     /// Backward reaches an output of the boundary.
     pub(crate) fn enter_backward(&self) {
+        let _span = tracing::trace_span!("enter_backward").entered();
         if !self.run.entered_backward.swap(true, Relaxed) {
             self.runtime.enter_backward(&self.run).unwrap_or_else(|error| unwind(error));
         }
@@ -88,6 +89,7 @@ impl Hook {
 
     /// Backward is through with the boundary.
     pub(crate) fn leave_backward(&self) {
+        let _span = tracing::trace_span!("leave_backward").entered();
         if !self.run.left_backward.swap(true, Relaxed) {
             self.runtime.leave_backward(&self.run, true).unwrap_or_else(|error| unwind(error));
         }
@@ -95,6 +97,7 @@ impl Hook {
 
     /// The tape ends. The first run to notice settles all runs of the same backward.
     pub(crate) fn finish_backward(&self) -> Vec<Averaged> {
+        let _span = tracing::trace_span!("finish_backward").entered();
         if self.run.settled.load(Relaxed) {
             return Vec::new();
         }
@@ -123,6 +126,7 @@ impl Fetch {
     /// The whole weight, in forward. `base` is what the module stores: what this rank holds of the
     /// weight, or a placeholder.
     pub(crate) fn forward<B: Transport>(&self, base: FloatTensor<B>) -> FloatTensor<B> {
+        let _span = tracing::trace_span!("fetch").entered();
         let runtime = &self.hook.runtime;
         let published = runtime.published_place(self.parameter);
         if published.is_some_and(|place| !B::is_view(&base, &place.storage, &place.slot)) {
@@ -141,6 +145,7 @@ impl Fetch {
 
     /// The whole weight again, in backward.
     pub(crate) fn again<B: Transport>(&self, device: &Device<B>) -> FloatTensor<B> {
+        let _span = tracing::trace_span!("fetch").entered();
         let place =
             self.hook.runtime.weight_in_backward(self).unwrap_or_else(|error| unwind(error));
         B::view(device, &place.storage, &place.slot)
@@ -160,6 +165,7 @@ impl Fetch {
 
     /// The gradient has come. `leaf` is where the parameter's gradient belongs, `None` when frozen.
     pub(crate) fn deliver<B: Transport>(&self, leaf: Option<NodeId>, gradient: FloatTensor<B>) {
+        let _span = tracing::trace_span!("deliver").entered();
         let Hook { runtime, run } = &self.hook;
         runtime.meet(self.parameter);
         if let Some(leaf) = leaf {

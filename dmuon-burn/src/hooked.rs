@@ -73,6 +73,7 @@ impl Bound {
         I: BoundaryIo,
         O: BoundaryIo,
     {
+        let span = tracing::trace_span!("enter").entered();
         let run = Arc::new(Run::new(self.unit, true));
         let hook = Hook { runtime: self.runtime.clone(), run };
         let mut enter = Enter { hook: &hook, token: None };
@@ -81,7 +82,9 @@ impl Bound {
         if let Some(pass) = frame.pass() {
             self.runtime.enter(self.unit, pass).unwrap_or_else(|error| unwind(error));
         }
+        drop(span);
         let (output, frame) = inside(frame, || forward(input));
+        let _span = tracing::trace_span!("leave").entered();
         let output = output.map_tensors(&mut Exit { hook: &hook });
         if let Some(pass) = frame.and_then(|frame| frame.pass()) {
             self.runtime.leave(self.unit, pass).unwrap_or_else(|error| unwind(error));

@@ -77,6 +77,7 @@ impl Muon {
         model: M,
         gradients: GradientsParams,
     ) -> Result<M> {
+        let _span = tracing::trace_span!("step").entered();
         let started = Instant::now();
         let rates = rates.into().checked()?;
         self.runtime.check_accumulated()?;

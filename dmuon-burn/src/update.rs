@@ -134,6 +134,7 @@ impl Updater {
         weight: &mut [f32],
         report: &mut StepReport,
     ) -> Result<()> {
+        let _span = tracing::trace_span!("adamw").entered();
         let Some(gradient) = terms.gradients.get(index) else { return Ok(()) };
         let Settings { norm, adamw, .. } = terms.groups.settings[index];
         let gradient = terms.clip.apply(norm, gradient, &mut self.scratch.clipped);
@@ -229,6 +230,7 @@ impl Updater {
         present: &[(usize, MatrixView)],
         directions: &mut Directions,
     ) -> Result<usize> {
+        let _span = tracing::trace_span!("orthogonalize").entered();
         let device = terms.gradients.device();
         let batch = present.iter().map(|(_, view)| view.batch).sum();
         let together = MatrixView { batch, ..present[0].1 };

@@ -35,6 +35,7 @@ pub fn tree_sum<T: Summand>(inputs: &[&[T]], output: &mut [T]) {
         return sum_task(inputs, 0, output);
     }
     output.par_chunks_mut(TASK_ELEMS).enumerate().for_each(|(task, output)| {
+        let _span = tracing::trace_span!("sum").entered();
         sum_task(inputs, task * TASK_ELEMS, output);
     });
 }

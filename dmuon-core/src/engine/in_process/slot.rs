@@ -186,7 +186,9 @@ impl Slot {
         };
         let inputs: Vec<SharedBuffer> = state.inputs.iter_mut().filter_map(Option::take).collect();
         drop(state);
+        let span = tracing::trace_span!("combine").entered();
         let outputs = catch_unwind(AssertUnwindSafe(|| combine(&call, &inputs, &self.pools)));
+        drop(span);
         // Before anybody wakes: a rank may write its own input again after its wait.
         drop(inputs);
         let mut state = self.lock();
