@@ -17,7 +17,7 @@ use crate::update::{Terms, Updater};
 use crate::values::publish;
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use dmuon_core::OpKind;
+use dmuon_core::{FloatType, OpKind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -78,6 +78,9 @@ impl Muon {
         gradients: GradientsParams,
     ) -> Result<M> {
         let _span = tracing::trace_span!("step").entered();
+        if self.report.step == 0 {
+            self.warn_of_unscaled_halves();
+        }
         let started = Instant::now();
         let rates = rates.into().checked()?;
         self.runtime.check_accumulated()?;
@@ -121,6 +124,16 @@ impl Muon {
         };
         self.report.step_seconds = started.elapsed().as_secs_f64();
         Ok(model)
+    }
+
+    fn warn_of_unscaled_halves(&self) {
+        let is_half = self.runtime.weight_float() == FloatType::F16;
+        if is_half && self.runtime.gradient_scale() == 1.0 && self.runtime.rank().0 == 0 {
+            tracing::warn!(
+                "weights are used in f16 without a loss scale: gradients below 6e-8 are lost; use \
+                 `LossScaler`, or bf16"
+            );
+        }
     }
 
     /// Changes what a group's learning rate is multiplied by, from the next step on.

@@ -3,9 +3,9 @@
 use crate::error::Result;
 use crate::parameter::MatrixView;
 use burn::backend::Flex;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use dmuon_core::newton_schulz::{
-    Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Restart, Workspace,
+    Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Precision, Workspace,
 };
 
 /// Where Newton–Schulz runs.
@@ -26,8 +26,9 @@ pub(crate) struct Orthogonalizer {
     host: NewtonSchulz,
     workspace: Workspace,
     schedule: Vec<[f32; 3]>,
-    restart: Restart,
+    restarts: Vec<usize>,
     form: Form,
+    precision: Precision,
     arithmetic: Arithmetic,
     num_runs: usize,
 }
@@ -42,9 +43,10 @@ impl Orthogonalizer {
     ) -> Result<Self> {
         let schedule = config.coefficients.schedule(config.ns_steps)?;
         Ok(Self {
+            restarts: config.restart.positions(&schedule)?,
             schedule: schedule.iter().map(|triple| triple.map(|value| value as f32)).collect(),
-            restart: config.restart.clone(),
             form: config.form,
+            precision: config.precision,
             host: NewtonSchulz::new(config)?,
             workspace: Workspace::new(parallelism),
             arithmetic,
@@ -77,11 +79,10 @@ impl Orthogonalizer {
         } else {
             let data = TensorData::new(input.to_vec(), [batch, rows, cols]);
             let x = Tensor::<3>::from_data(data, &device.clone().without_autodiff());
-            let form = self.form.resolve(rows, cols);
-            let schedule: Vec<[f64; 3]> =
-                self.schedule.iter().map(|triple| triple.map(f64::from)).collect();
-            let restarts = self.restart.positions(&schedule)?;
-            let y = newton_schulz(x, &self.schedule, form, &restarts);
+            let y = match self.form.resolve_for(self.precision, rows, cols) {
+                Form::Gram => on_wide(x, |x| gram(x, &self.schedule, &self.restarts)),
+                _ => on_wide(x, |x| direct(x, &self.schedule, self.precision)),
+            };
             out.iter_mut().zip(y.into_data().iter::<f32>()).for_each(|(out, elem)| *out = elem);
         }
         self.count(view);
@@ -98,8 +99,9 @@ fn is_flex(device: &Device) -> bool {
     Tensor::<1>::zeros([1], &device.clone().without_autodiff()).try_into_primitive::<Flex>().is_ok()
 }
 
-/// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm and
-/// each of its singular values sent through `a·σ + b·σ³ + c·σ⁵` for every triple.
+/// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm, and
+/// `steps` sends each of its singular values through `a·σ + b·σ³ + c·σ⁵` for every triple. Tall
+/// matrices are transposed around it.
 ///
 /// # Shapes
 /// `x`: `[batch, rows, cols]`, f32; the result has the same shape. Zero matrices stay zero.
@@ -107,15 +109,12 @@ fn is_flex(device: &Device) -> bool {
 /// # Source
 /// The direct form is Keller Jordan's Muon; the Gram form, which iterates on `XXᵀ` alone, is Gram
 /// Newton–Schulz by the Dao-AILab.
-fn newton_schulz(x: Tensor<3>, schedule: &[[f32; 3]], form: Form, restarts: &[usize]) -> Tensor<3> {
+fn on_wide(x: Tensor<3>, steps: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<3> {
     let [_, rows, cols] = x.dims();
-    let tall = rows > cols;
-    let x = normalized(if tall { x.transpose() } else { x });
-    let x = match form {
-        Form::Gram => gram(x, schedule, restarts),
-        _ => direct(x, schedule),
-    };
-    if tall { x.transpose() } else { x }
+    match rows > cols {
+        true => steps(normalized(x.transpose())).transpose(),
+        false => steps(normalized(x)),
+    }
 }
 
 /// Divides by the Frobenius norm. The largest element is taken out first, so that squares neither
@@ -129,12 +128,19 @@ fn normalized(x: Tensor<3>) -> Tensor<3> {
     x / norm
 }
 
-/// `A = XXᵀ; X ← aX + (bA + cA²)X`.
-fn direct(x: Tensor<3>, schedule: &[[f32; 3]]) -> Tensor<3> {
+/// `A = XXᵀ; X ← aX + (bA + cA²)X`, the products in `precision`.
+fn direct(x: Tensor<3>, schedule: &[[f32; 3]], precision: Precision) -> Tensor<3> {
+    let product = |lhs: Tensor<3>, rhs: Tensor<3>| match precision {
+        Precision::Bf16Products => {
+            let [lhs, rhs] = [lhs, rhs].map(|factor| factor.cast(FloatDType::BF16));
+            lhs.matmul(rhs).cast(FloatDType::F32)
+        }
+        _ => lhs.matmul(rhs),
+    };
     schedule.iter().fold(x, |x, &[a, b, c]| {
-        let gram = x.clone().matmul(x.clone().transpose());
-        let polynomial = gram.clone() * b + gram.clone().matmul(gram) * c;
-        x.clone() * a + polynomial.matmul(x)
+        let gram = product(x.clone(), x.clone().transpose());
+        let polynomial = gram.clone() * b + product(gram.clone(), gram) * c;
+        x.clone() * a + product(polynomial, x)
     })
 }
 
@@ -174,6 +180,15 @@ mod tests {
         MatrixView { batch, rows, cols, fans: Fans { fan_out: cols, fan_in: rows } }
     }
 
+    /// Independent elements: what rounding does to low ranks is another test.
+    fn noise(view: MatrixView) -> impl Iterator<Item = f32> {
+        (0..view.batch * view.rows * view.cols).map(|i| {
+            let hash = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let hash = (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            (hash >> 40) as f32 / (1 << 24) as f32 - 0.5
+        })
+    }
+
     fn run(arithmetic: Arithmetic, form: Form, view: MatrixView, input: &[f32]) -> Vec<f32> {
         let config =
             NewtonSchulzConfig::new().with_coefficients(Coefficients::PolarExpress).with_form(form);
@@ -187,14 +202,7 @@ mod tests {
     #[test]
     fn tensor_operations_agree_with_host_slices() {
         for view in [view(1, 8, 24), view(1, 24, 8), view(3, 16, 16), view(2, 1, 5)] {
-            let len = view.batch * view.rows * view.cols;
-            // Independent elements: what rounding does to a rank-deficient Gram form is another test.
-            let elem = |i: usize| {
-                let hash = (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                let hash = (hash ^ (hash >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                ((hash >> 40) as f32 / (1 << 24) as f32 - 0.5) * 1e-12
-            };
-            let input: Vec<f32> = (0..len).map(elem).collect();
+            let input = noise(view).map(|elem| elem * 1e-12).collect::<Vec<f32>>();
             for (form, tolerance) in TOLERANCES {
                 let host = run(Arithmetic::Host, form, view, &input);
                 let tensors = run(Arithmetic::Tensors, form, view, &input);
@@ -203,6 +211,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Eight bits in every product of five steps, on values near 1.
+    const BF16_ERROR: f32 = 5e-2;
+
+    #[test]
+    fn bf16_products_stay_near_single_precision_in_tensor_operations() {
+        let view = view(2, 16, 24);
+        let input: Vec<f32> = noise(view).collect();
+        let run = |precision| {
+            let config =
+                NewtonSchulzConfig::new().with_form(Form::Direct).with_precision(precision);
+            let serial = Parallelism::Serial;
+            let mut ns = Orthogonalizer::new(config, Arithmetic::Tensors, serial).unwrap();
+            let mut out = vec![f32::NAN; input.len()];
+            ns.run(&Device::flex(), view, &input, &mut out).unwrap();
+            out
+        };
+        let (bf16, f32) = (run(Precision::Bf16Products), run(Precision::F32));
+        let worst = bf16.iter().zip(&f32).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst < BF16_ERROR, "{worst}");
+        assert_ne!(bf16, f32);
     }
 
     #[test]
