@@ -126,6 +126,12 @@ impl Muon {
         Ok(model)
     }
 
+    /// Bytes of optimizer state on this rank so far: momentum of the matrices it owns, moments of
+    /// what it holds of everything else.
+    pub fn state_bytes(&self) -> usize {
+        self.updater.state_bytes()
+    }
+
     fn warn_of_unscaled_halves(&self) {
         let is_half = self.runtime.weight_float() == FloatType::F16;
         if is_half && self.runtime.gradient_scale() == 1.0 && self.runtime.rank().0 == 0 {

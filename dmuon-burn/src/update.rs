@@ -93,6 +93,15 @@ impl Updater {
         })
     }
 
+    /// Bytes of momentum and moments.
+    pub(crate) fn state_bytes(&self) -> usize {
+        let elems = |state: &State| match state {
+            State::Muon { momentum } => momentum.len(),
+            State::AdamW { first, second, .. } => first.len() + second.len(),
+        };
+        self.states.iter().flatten().map(elems).sum::<usize>() * size_of::<f32>()
+    }
+
     /// Nothing of an earlier step is left to apply.
     pub(crate) fn begin_step(&mut self) {
         self.directions.iter_mut().for_each(|directions| directions.is_made = false);

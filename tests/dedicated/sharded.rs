@@ -249,6 +249,30 @@ fn what_a_rank_keeps_is_its_share_and_padding() {
 }
 
 #[test]
+fn optimizer_state_is_divided_among_the_ranks_of_a_replica() {
+    let net = seeded(5, |device| Net::new(3, device));
+    let elems = |of: fn(&str) -> bool| -> usize {
+        values(&net).iter().filter(|(name, _)| of(name)).map(|(_, value)| value.len()).sum()
+    };
+    let is_matrix = |name: &str| name.starts_with("layers.") && name.ends_with(".weight");
+    let (matrices, all) = (elems(is_matrix), elems(|_| true));
+    for (replicate, shard) in MESHES {
+        let bytes = on_ranks(replicate * shard, |world| {
+            let mesh = (replicate, shard);
+            let (net, handle) = distribute(&world, &net, mesh, Mode::Z2, Rest::Sharded)?;
+            let mut muon = MuonConfig::new().init(&handle)?;
+            let loss = loss(net.forward(batch(0, world.rank().0)));
+            let gradients = GradientsParams::from_grads(loss.backward(), &net);
+            muon.step(0.02, net, gradients)?;
+            Ok(muon.state_bytes())
+        });
+        // One momentum in the whole mesh, two moments in each replica.
+        let total: usize = bytes.unwrap().iter().sum();
+        assert_eq!(total, 4 * (matrices + 2 * replicate * (all - matrices)));
+    }
+}
+
+#[test]
 fn the_order_of_use_is_learned_whatever_the_order_of_fields() {
     let odd = Odd::new();
     on_ranks(2, |world| {
