@@ -109,7 +109,8 @@ impl Course<'_> {
     }
 }
 
-/// A tag that calls share only if they are alike, so that data never reaches another call.
+/// A tag that calls share only if they are alike, short of bad luck in 2¹⁵, so that data does not
+/// reach another call before the difference is named.
 pub(super) fn tag_of(call: &Call, place: Place) -> Tag {
     let mut hasher = DefaultHasher::new();
     (call, place).hash(&mut hasher);
