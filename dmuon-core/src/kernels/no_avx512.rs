@@ -44,11 +44,27 @@ impl Avx512 {
         match self {}
     }
 
-    pub(crate) fn small_square(self, _: &[f32], _: &[f32], _: [f32; 2], _: usize, _: &mut [f32]) {
+    pub(crate) fn small_square(
+        self,
+        _: &[f32],
+        _: &[f32],
+        _: [f32; 2],
+        _: usize,
+        _: &mut [f32],
+        _: &mut Panels,
+    ) {
         match self {}
     }
 
-    pub(crate) fn small_apply(self, _: &[f32], _: &[f32], _: [f32; 2], _: usize, _: &mut [f32]) {
+    pub(crate) fn small_apply(
+        self,
+        _: &[f32],
+        _: &[f32],
+        _: [f32; 2],
+        _: usize,
+        _: &mut [f32],
+        _: &mut Panels,
+    ) {
         match self {}
     }
 }

@@ -80,7 +80,7 @@ fn gram_tiles(m: usize) -> impl Iterator<Item = (usize, usize)> {
     rows.flat_map(move |i| (0..m.min(i + GRAM_ROWS)).step_by(GRAM_COLS).map(move |j| (i, j)))
 }
 
-/// Block by block of columns, sums of 16 columns each are kept beside the block in cache.
+/// Block by block of columns; sums over every sixteenth column are kept beside the block in cache.
 #[target_feature(enable = "avx512f")]
 fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
     let n = x.len() / m;
@@ -96,23 +96,27 @@ fn gram(x: &[f32], m: usize, out: &mut [f32], panels: &mut Panels) {
             gather(&row[cols.clone()], block[i..].iter_mut().step_by(rows));
         }
         let num_tiles = sums.len() / GRAM_SUMS;
-        for (t, ((i, j), sums)) in gram_tiles(m).zip(sums.as_chunks_mut().0).enumerate() {
+        for (t, (tile, sums)) in gram_tiles(m).zip(sums.as_chunks_mut().0).enumerate() {
             // A share of the next block comes from memory while this tile is summed.
             for row in (t..m).step_by(num_tiles) {
                 let next = row * n + cols.end..row * n + cols.end + block_cols;
                 next.step_by(LANES).for_each(|at| prefetch(x, at));
             }
-            add_products(block, rows, [i, j], sums);
+            add_products(block, rows, tile, sums);
         }
     }
-    for ((i, j), sums) in gram_tiles(m).zip(sums.chunks_exact(GRAM_SUMS)) {
-        for (s, line) in sums.iter().enumerate() {
-            let (i, j) = (i + s / GRAM_COLS, j + s % GRAM_COLS);
-            if i < m && j < m {
-                let sum = _mm512_reduce_add_ps(_mm512_castsi512_ps(load_words(line)));
-                out[i * m + j] = sum;
-                out[j * m + i] = sum;
-            }
+    gram_tiles(m).zip(sums.as_chunks().0).for_each(|(tile, sums)| total(sums, tile, m, out));
+}
+
+/// Adds up the lanes of a tile's sums and stores them on both sides of the diagonal.
+#[target_feature(enable = "avx512f")]
+fn total(sums: &[Line; GRAM_SUMS], (i, j): (usize, usize), m: usize, out: &mut [f32]) {
+    for (s, line) in sums.iter().enumerate() {
+        let (i, j) = (i + s / GRAM_COLS, j + s % GRAM_COLS);
+        if i < m && j < m {
+            let sum = _mm512_reduce_add_ps(_mm512_castsi512_ps(load_words(line)));
+            out[i * m + j] = sum;
+            out[j * m + i] = sum;
         }
     }
 }
@@ -132,7 +136,7 @@ fn gather<'a>(row: &[f32], mut lines: impl Iterator<Item = &'a mut Line>) {
 
 /// `sums[r][c] += line i + r · line j + c`, for every `rows` lines of the block.
 #[target_feature(enable = "avx512f")]
-fn add_products(block: &[Line], rows: usize, [i, j]: [usize; 2], sums: &mut [Line; GRAM_SUMS]) {
+fn add_products(block: &[Line], rows: usize, (i, j): (usize, usize), sums: &mut [Line; GRAM_SUMS]) {
     let mut totals = [_mm512_setzero_ps(); GRAM_SUMS];
     for (total, sum) in totals.iter_mut().zip(&*sums) {
         *total = _mm512_castsi512_ps(load_words(sum));
