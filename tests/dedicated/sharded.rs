@@ -373,7 +373,7 @@ fn norms_of_every_kind_train_alike() {
     // Rank threads share Burn's running statistics, and update them in any order.
     let check = |mesh| {
         let [a, b] = [Rest::Replicated, Rest::Sharded].map(|rest| {
-            let mut weights = train(&norms, mesh, Mode::Z3, rest, &loss_of).1;
+            let mut weights = train(&norms, mesh, Mode::Z3, rest, loss_of).1;
             weights.retain(|name, _| !name.contains("running"));
             weights
         });
