@@ -56,6 +56,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// The programs of the page on training, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/training.md")]
+struct Training;
+
 mod launch;
 
 pub use dmuon_burn::{

@@ -6,7 +6,7 @@ use burn::module::{Initializer, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::{silu, softmax};
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use dmuon::Hooked;
 
 /// Every value of a byte is a token.
@@ -79,10 +79,11 @@ impl Gpt {
     }
 }
 
-/// Mean, in nats a byte, of `logits` (`[batch, seq, 256]`) on `targets` (`[batch, seq]`).
+/// Mean, in nats a byte, of `logits` (`[batch, seq, 256]`) on `targets` (`[batch, seq]`); in `f32`,
+/// whatever the logits are in.
 pub(crate) fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     let device = logits.device();
-    let logits = logits.flatten::<2>(0, 1);
+    let logits = logits.cast(FloatDType::F32).flatten::<2>(0, 1);
     CrossEntropyLossConfig::new().init(&device).forward(logits, targets.flatten::<1>(0, 1))
 }
 

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum};
 use dmuon::partition::MeshError;
-use dmuon::{MeshShape, ReplicatePublish};
+use dmuon::{FloatType, MeshShape, ReplicatePublish};
 use serde::Serialize;
 
 use crate::common::model::GptConfig;
@@ -22,6 +22,12 @@ Examples:
       Drop the weights after each block's forward and fetch them again, two blocks ahead.
   cargo run --release --example train_gpt -- --mesh 1x4
       One replica over four ranks: other traffic, the same weights to the bit.
+  cargo run --release --example train_gpt -- --rest replicated
+      Embedding and head whole on every rank: more memory, the same weights to the bit.
+  cargo run --release --example train_gpt -- --batch 1 --accumulate 4 --clip 1
+      Four small batches for each step, and gradients of norm 1 at most.
+  cargo run --release --example train_gpt -- --compute bf16
+      Weights travel and multiply in bf16 and are stored and updated in f32.
   cargo run --release --example train_gpt -- --ranks 1 --batch 16
       One rank reads the same batches as four with --batch 4: compare the losses.
   cargo build --release --features mpi --example train_gpt
@@ -33,13 +39,15 @@ Examples:
 Written to --out:
   loss.png      the loss of each step, smoothed, and the unigram baseline
   steps.jsonl   one JSON object a step
-  summary.json  final losses, hashes of data and weights, bytes moved";
+  routes.json   every parameter with its route, owner and reason
+  summary.json  final losses, hashes of data and weights, bytes moved and bytes predicted";
 
 /// Train a byte-level GPT with Muon over several ranks: threads of this process, or the processes
 /// that mpiexec started.
 ///
 /// Every weight matrix has one owner rank, which keeps the weight and its momentum and runs the
-/// Newton-Schulz iteration; the other ranks borrow the weight for the time of a block.
+/// Newton-Schulz iteration; the other ranks borrow the weight for the time of a block. Embedding
+/// and head, which AdamW trains, are sharded: every rank keeps a part.
 #[derive(Parser, Debug, Clone)]
 #[command(name = "train_gpt", after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -55,6 +63,9 @@ pub(crate) struct Args {
     /// How long a rank keeps the weights it borrows
     #[arg(long, value_enum, default_value_t)]
     pub(crate) mode: Mode,
+    /// What becomes of parameters that no rank owns
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) rest: Rest,
     /// How many blocks ahead weights are fetched
     #[arg(long, default_value_t = 1)]
     pub(crate) prefetch: usize,
@@ -67,15 +78,27 @@ pub(crate) struct Args {
     /// Training steps
     #[arg(long, default_value_t = 100, value_parser = positive)]
     pub(crate) steps: usize,
-    /// Sequences a step, on each rank
+    /// Sequences in a micro-batch, on each rank
     #[arg(long, default_value_t = 4, value_parser = positive)]
     pub(crate) batch: usize,
+    /// Micro-batches a step; gradients wait on their rank for the last one
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = positive)]
+    pub(crate) accumulate: usize,
+    /// What weights travel and are used in; they are stored, summed and updated in f32
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) compute: Compute,
     /// Peak learning rate of Muon, scaled so that AdamW's would do
     #[arg(long, default_value_t = 0.01, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) muon_lr: f64,
     /// Peak learning rate of AdamW
     #[arg(long, default_value_t = 0.003, value_name = "RATE", allow_negative_numbers = true)]
     pub(crate) adamw_lr: f64,
+    /// Steps in which the rates rise, before they fall along a cosine [default: 5% of --steps]
+    #[arg(long, value_name = "STEPS")]
+    warmup: Option<usize>,
+    /// Clip gradients to this norm, taken over all parameters (Muon only)
+    #[arg(long, value_name = "NORM", conflicts_with = "compare", allow_negative_numbers = true)]
+    pub(crate) clip: Option<f64>,
     /// Seed of weights, batches and sample
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -121,6 +144,31 @@ pub(crate) enum Mode {
     Z3,
 }
 
+/// What becomes of parameters that no rank owns.
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Rest {
+    /// Every rank of a replica keeps a part and borrows the others
+    #[default]
+    Sharded,
+    /// Every rank keeps them whole
+    Replicated,
+}
+
+/// What weights travel and are used in.
+#[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Compute {
+    /// Single precision
+    #[default]
+    F32,
+    /// Half the bytes, the range of f32
+    Bf16,
+    /// Half the bytes, finer than bf16; the loss is scaled, and steps that overflow are skipped
+    /// (Muon only)
+    F16,
+}
+
 /// When a step waits for new weights to reach the other replicas.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Publish {
@@ -161,6 +209,16 @@ impl From<Mode> for dmuon::Mode {
     }
 }
 
+impl From<Compute> for FloatType {
+    fn from(compute: Compute) -> Self {
+        match compute {
+            Compute::F32 => Self::F32,
+            Compute::Bf16 => Self::Bf16,
+            Compute::F16 => Self::F16,
+        }
+    }
+}
+
 impl Args {
     /// Parses the command line; prints help or what is wrong with it, and exits, where it must.
     pub(crate) fn from_command_line() -> Self {
@@ -189,6 +247,20 @@ impl Args {
                 return Err(format!("{name} {rate} is not a positive number"));
             }
         }
+        if let Some(norm) = self.clip.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
+            return Err(format!("--clip {norm} is not a positive number"));
+        }
+        if let Some(warmup) = self.warmup.filter(|&warmup| warmup > self.steps) {
+            return Err(format!("--warmup {warmup} is more than --steps {}", self.steps));
+        }
+        let muon_only = self.clip.map(|_| "--clip");
+        let muon_only = muon_only.or((self.compute == Compute::F16).then_some("--compute f16"));
+        match muon_only {
+            Some(option) if self.optimizers() != [Optimizer::Muon] => {
+                return Err(format!("{option} is for --optimizer muon alone"));
+            }
+            _ => {}
+        }
         Ok(())
     }
 
@@ -209,6 +281,16 @@ impl Args {
     /// Number of ranks.
     pub(crate) fn num_ranks(&self) -> usize {
         self.ranks.unwrap_or(self.mesh.world_size())
+    }
+
+    /// Bytes that all ranks learn from in a step.
+    pub(crate) fn tokens_per_step(&self) -> usize {
+        self.num_ranks() * self.accumulate * self.batch * self.seq_len
+    }
+
+    /// Steps in which the learning rates rise.
+    pub(crate) fn warmup(&self) -> usize {
+        self.warmup.unwrap_or(self.steps.div_ceil(20))
     }
 
     pub(crate) fn publish(&self) -> ReplicatePublish {

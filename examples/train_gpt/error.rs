@@ -12,6 +12,8 @@ pub(crate) enum Error {
     NotUpdated { step: usize, parameters: Vec<String> },
     #[error("step {step}: {found} matrices were orthogonalized where the plan has {planned}")]
     Orthogonalized { step: usize, found: u64, planned: usize },
+    #[error("the learning rates have no schedule: {0}")]
+    Schedule(String),
     #[error(transparent)]
     Dmuon(#[from] dmuon::Error),
     #[error(transparent)]

@@ -12,6 +12,8 @@ mod figure;
 mod report;
 mod run;
 mod sample;
+mod stepper;
+mod traffic;
 mod train;
 
 use std::process::ExitCode;

@@ -1,14 +1,15 @@
 //! What a run tells: progress on stderr, one JSON line a step, a summary at the end.
 
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dmuon::MeshShape;
+use dmuon::{MeshShape, Route};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-use crate::cli::{Mode, Optimizer};
+use crate::cli::{Compute, Mode, Optimizer, Rest};
 use crate::common::error::Error;
 use crate::common::records::{self, JsonLines};
 
@@ -28,8 +29,10 @@ pub(crate) struct StepRecord {
     pub(crate) tokens_per_s: f64,
     /// Newton-Schulz iterations run, all ranks together.
     pub(crate) ns_calls: u64,
-    /// Payload between owners and the others, weights and gradients, all ranks together.
+    /// Payload of weights and gradients, all ranks together.
     pub(crate) bytes_moved: u64,
+    /// Whether gradients overflowed, so that no rank stepped.
+    pub(crate) skipped: bool,
     /// Since the first step began.
     pub(crate) elapsed_s: f64,
 }
@@ -39,9 +42,15 @@ pub(crate) struct StepRecord {
 pub(crate) struct Summary {
     pub(crate) optimizer: Optimizer,
     pub(crate) mode: Mode,
+    pub(crate) rest: Rest,
+    pub(crate) compute: Compute,
     pub(crate) mesh: MeshShape,
+    pub(crate) routes: BTreeMap<Route, OnRoute>,
     pub(crate) seed: u64,
     pub(crate) steps: usize,
+    pub(crate) skipped_steps: usize,
+    /// Micro-batches a step.
+    pub(crate) accumulate: usize,
     pub(crate) parameters: usize,
     /// Mean of the last steps' training losses, nats a byte.
     pub(crate) final_loss: f64,
@@ -52,14 +61,21 @@ pub(crate) struct Summary {
     pub(crate) data_sha256: String,
     pub(crate) weights_sha256: String,
     pub(crate) ns_calls: u64,
-    /// Payload between owners and the others, as counted.
+    /// Payload of weights and gradients, all ranks together, as counted.
     pub(crate) bytes_moved: u64,
-    /// The same, as the plan says.
+    /// The same, as the plan and the routes say.
     pub(crate) bytes_predicted: u64,
     /// Most bytes of weights each rank held at once.
     pub(crate) peak_weight_bytes: Vec<u64>,
     pub(crate) elapsed_s: f64,
     pub(crate) tokens_per_s: f64,
+}
+
+/// What one route takes.
+#[derive(Serialize, Debug, Clone, Copy)]
+pub(crate) struct OnRoute {
+    pub(crate) parameters: usize,
+    pub(crate) values: usize,
 }
 
 /// Follows a run on rank 0.
@@ -87,21 +103,16 @@ impl Reporter {
     }
 
     /// Records a step and shows it; `tokens` are those of all ranks.
-    pub(crate) fn step(
-        &mut self,
-        loss: f64,
-        lr_share: f64,
-        tokens: usize,
-        work: Work,
-    ) -> Result<(), Error> {
+    pub(crate) fn step(&mut self, tokens: usize, work: Work) -> Result<(), Error> {
         let elapsed = self.start.elapsed();
         let record = StepRecord {
             step: self.records.len() + 1,
-            loss,
-            lr_share,
+            loss: work.loss,
+            lr_share: work.lr_share,
             tokens_per_s: tokens as f64 / (elapsed - self.last).as_secs_f64(),
             ns_calls: work.ns_calls,
             bytes_moved: work.bytes_moved,
+            skipped: work.skipped,
             elapsed_s: elapsed.as_secs_f64(),
         };
         self.last = elapsed;
@@ -131,11 +142,15 @@ impl Reporter {
     }
 }
 
-/// What the optimizer and the collectives did in a step, all ranks together.
-#[derive(Debug, Clone, Copy, Default)]
+/// What a step was, all ranks together.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
+    /// Mean over ranks and micro-batches.
+    pub(crate) loss: f64,
+    pub(crate) lr_share: f64,
     pub(crate) ns_calls: u64,
     pub(crate) bytes_moved: u64,
+    pub(crate) skipped: bool,
 }
 
 fn progress_bar(optimizer: Optimizer, steps: usize) -> ProgressBar {

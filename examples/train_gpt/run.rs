@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::figure::{Curve, Figure};
 use crate::report::Summary;
 use crate::sample::Sampling;
+use crate::traffic::megabytes;
 use crate::train::{self, Trained};
 
 /// Held-out sequences that a model is judged by.
@@ -81,8 +82,9 @@ fn announce(args: &Args, corpus: &Corpus, baseline: f64) {
         model.layers, model.width, model.heads, model.seq_len
     );
     println!(
-        "run       {} ranks with {} sequences each, {} steps, seed {}",
+        "run       {} ranks with {} x {} sequences a step each, {} steps, seed {}",
         args.num_ranks(),
+        args.accumulate,
         args.batch,
         args.steps,
         args.seed
@@ -114,13 +116,18 @@ fn summarize(
     let steps = &trained.steps;
     let last = &steps[steps.len().saturating_sub(LAST_STEPS)..];
     let elapsed_s = steps.last().map_or(0.0, |step| step.elapsed_s);
-    let tokens = args.num_ranks() * args.batch * args.seq_len * args.steps;
+    let tokens = args.tokens_per_step() * args.steps;
     Summary {
         optimizer,
         mode: args.mode,
+        rest: args.rest,
+        compute: args.compute,
         mesh: trained.mesh,
+        routes: trained.routes.clone(),
         seed: args.seed,
         steps: args.steps,
+        skipped_steps: steps.iter().filter(|step| step.skipped).count(),
+        accumulate: args.accumulate,
         parameters: Module::num_params(&trained.model),
         final_loss: last.iter().map(|step| step.loss).sum::<f64>() / last.len() as f64,
         val_loss,
@@ -145,12 +152,15 @@ fn tell(summary: &Summary) {
         summary.optimizer.title(),
         summary.tokens_per_s
     );
-    println!(
-        "moved     {} MB between owners and the others, {} MB predicted",
-        train::megabytes(summary.bytes_moved),
-        train::megabytes(summary.bytes_predicted)
-    );
-    let peaks: Vec<_> = summary.peak_weight_bytes.iter().copied().map(train::megabytes).collect();
+    let [moved, predicted] = [summary.bytes_moved, summary.bytes_predicted];
+    match moved == predicted {
+        true => println!("moved     {} MB, to the byte as predicted", megabytes(moved)),
+        false => println!("moved     {moved} bytes where {predicted} were predicted"),
+    }
+    if summary.skipped_steps > 0 {
+        println!("skipped   {} steps whose gradients overflowed", summary.skipped_steps);
+    }
+    let peaks: Vec<_> = summary.peak_weight_bytes.iter().copied().map(megabytes).collect();
     println!("memory    at most {} MB of weights on ranks 0, 1, ..", peaks.join(", "));
     println!("weights   sha256 {}", summary.weights_sha256);
 }
