@@ -66,7 +66,7 @@ impl Dedicated {
     }
 
     /// Steps with any of Burn's optimizers, on averaged gradients, and publishes the result.
-    /// Owners step what they own, every rank steps the rest.
+    /// Owners step what they own, every rank its parts and what is replicated.
     ///
     /// # Collective
     /// Every rank.

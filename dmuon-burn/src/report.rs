@@ -17,7 +17,7 @@ pub struct StepReport {
     pub ns_calls: usize,
     /// Parameters updated by Muon.
     pub muon_updated: usize,
-    /// Parameters updated by AdamW; every rank updates its copy of each.
+    /// Parameters of which this rank updated all, or its piece, by AdamW.
     pub adamw_updated: usize,
     /// Held parameters that no rank produced a gradient for; they were left alone.
     pub missing: Vec<String>,
@@ -31,7 +31,8 @@ pub struct StepReport {
     pub broadcast_bytes: u64,
     /// Gradients of owned parameters sent to owners since the last step, payload in bytes.
     pub reduce_bytes: u64,
-    /// Gradients of other parameters averaged since the last step, payload in bytes.
+    /// Gradients of replicated parameters averaged since the last step, and of sharded ones between
+    /// replicas, payload in bytes.
     pub all_reduce_bytes: u64,
     /// Parts of sharded weights received since the last step, payload in bytes.
     pub all_gather_bytes: u64,
