@@ -10,6 +10,10 @@ mod avx512;
 mod avx512;
 #[cfg(test)]
 mod conformance;
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "faer reads whole matrices, not operands piece by piece")
+)]
 mod operand;
 mod portable;
 mod precision;

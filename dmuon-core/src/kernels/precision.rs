@@ -13,9 +13,11 @@ pub enum Precision {
     /// Factors rounded to bf16 where that is both accurate and faster, sums in `f32`.
     ///
     /// It is a permission, not a command: the direct form uses it on CPUs with AVX512-BF16, from
-    /// 65 rows on. Elsewhere the run falls back to [`Precision::F32`], which is more accurate;
-    /// [`NewtonSchulz::precision`](crate::newton_schulz::NewtonSchulz::precision) says what is in force. The Gram
-    /// form always runs in `f32`: its `m × m` matrices lose small singular values in bf16.
+    /// a short side of 65 on. Elsewhere the run falls back to [`Precision::F32`], which is more
+    /// accurate; [`NewtonSchulz::precision`] says what is in force. The Gram form always runs in
+    /// `f32`: its `m × m` matrices lose small singular values in bf16.
+    ///
+    /// [`NewtonSchulz::precision`]: crate::newton_schulz::NewtonSchulz::precision
     Bf16Products,
 }
 
