@@ -79,13 +79,13 @@ impl Figure<'_> {
     }
 
     fn draw_title(&self, area: &DrawingArea<BitMapBackend, plotters::coord::Shift>) -> DrawResult {
-        let Args { layers, width, batch, seq_len, .. } = self.args;
+        let Args { layers, width, seq_len, .. } = self.args;
         let ranks = self.args.num_ranks();
         let names: Vec<_> = self.curves.iter().map(|curve| curve.optimizer.title()).collect();
         let title = format!("{} on {ranks} ranks", names.join(" and "));
         let detail = format!(
             "byte-level GPT, {layers} layers of width {width}; {} × {seq_len} bytes a step",
-            ranks * batch
+            self.args.tokens_per_step() / seq_len
         );
         area.draw(&Text::new(title, (120, 32), (FONT, 40).into_font().color(&INK)))?;
         area.draw(&Text::new(detail, (120, 82), (FONT, 26).into_font().color(&GREY)))?;

@@ -158,7 +158,8 @@ fn tell(summary: &Summary) {
         false => println!("moved     {moved} bytes where {predicted} were predicted"),
     }
     if summary.skipped_steps > 0 {
-        println!("skipped   {} steps whose gradients overflowed", summary.skipped_steps);
+        let Summary { skipped_steps, steps, .. } = summary;
+        println!("skipped   {skipped_steps} of {steps} steps: their gradients overflowed");
     }
     let peaks: Vec<_> = summary.peak_weight_bytes.iter().copied().map(megabytes).collect();
     println!("memory    at most {} MB of weights on ranks 0, 1, ..", peaks.join(", "));
