@@ -58,7 +58,8 @@ impl Request {
             (false, true) => (Route::Frozen, false, "requires no gradient"),
             // A frozen vector may be a running statistic, which its module updates by itself.
             (false, false) => {
-                (Route::Frozen, rest && info.shape.len() >= 2, "requires no gradient")
+                let shards = rest && info.shape.len() >= 2 && !reads_stored_shape(info);
+                (Route::Frozen, shards, "requires no gradient")
             }
             (true, false) if rest && reads_stored_shape(info) => {
                 (Route::Replicated, false, "its module reads its stored shape")
@@ -94,6 +95,14 @@ fn apply(
         if !decidable || !rule.matches(info) {
             continue;
         }
+        if !info.trainable {
+            // Frozen it stays; only whether it is cut into parts may be asked for.
+            if decides == Decides::WhatIsLeft && route == Route::Replicated {
+                matched = true;
+                choice.sharded = false;
+            }
+            continue;
+        }
         if route == Route::Muon && info.shape.len() < 2 {
             let names = vec![format!("{} {:?}", info.name, info.shape)];
             return Err(Error::NotAMatrix { selector: format!("the rule \"{rule}\""), names });
@@ -122,9 +131,11 @@ fn check_route(rule: &Rule, decides: Decides) -> Result<()> {
     Err(Error::RuleMisplaced { rule: rule.to_string(), cure })
 }
 
-/// Whether the module's forward asks its stored parameter for its shape, which a piece has not.
+/// Whether a forward of Burn's asks the stored parameter for its shape, which a piece has not.
 fn reads_stored_shape(info: &ParameterInfo) -> bool {
+    let feed_forward = |module: &String| module.ends_with("PositionWiseFeedForward");
     ["RmsNorm", "BatchNorm"].iter().any(|norm| info.module.ends_with(norm))
+        || (info.name.ends_with("linear_inner.weight") && info.within.iter().any(feed_forward))
 }
 
 fn left_over(info: &ParameterInfo) -> &'static str {

@@ -3,11 +3,12 @@
 use crate::binding::check_handle;
 use crate::config::in_range;
 use crate::control;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, unwind};
 use crate::export;
+use crate::held::survey;
 use crate::hooked::Boundary;
 use crate::route::RouteReport;
-use crate::runtime::Runtime;
+use crate::runtime::{Factor, Runtime};
 use crate::step::{self, Findings, Terms};
 use crate::values::{collect, publish, register};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -54,6 +55,7 @@ impl Dedicated {
     /// # Errors
     /// There is no such boundary.
     pub fn boundary(&self, name: &str) -> Result<Boundary> {
+        self.runtime.check_current()?;
         let units = self.runtime.units();
         let unit = units.iter().position(|unit| &*unit.name == name);
         match unit {
@@ -65,8 +67,14 @@ impl Dedicated {
         }
     }
 
-    /// Steps with any of Burn's optimizers, on averaged gradients, and publishes the result.
-    /// Owners step what they own, every rank its parts and what is replicated.
+    /// Steps with one of Burn's optimizers, on averaged gradients, and publishes the result. Owners
+    /// step what they own, every rank its pieces of what is sharded and all of the rest.
+    ///
+    /// Of a sharded parameter the optimizer sees this rank's piece, as a row. Optimizers that treat
+    /// every element by itself (SGD, Adam, AdamW, Lion, ..; clipping by value) do what they do to
+    /// the whole. Those that look at a whole tensor (clipping by norm, LAMB, Adafactor, LBFGS, Burn's
+    /// Muon) compute something else from pieces: give what they step `Route::Replicated`. Settings
+    /// other than the rate must be alike on every rank; dmuon can't see them.
     ///
     /// # Collective
     /// Every rank.
@@ -85,7 +93,15 @@ impl Dedicated {
         // This rank's loss may not have touched the model at all; others still need it.
         let averages = self.runtime.catch_up()?;
         register(&self.runtime, &model, averages, &mut gradients);
-        let model = optimizer.step(learning_rate, model, gradients);
+        let rates: ModuleLearningRate = learning_rate.into();
+        let terms = Terms {
+            rates: [rates.base(); 2],
+            scale: self.runtime.gradient_scale(),
+            ..Terms::default()
+        };
+        let stances = survey(&self.runtime, &model, &gradients);
+        step::agree(&self.runtime, &Findings { terms, stances, ..Findings::default() })?;
+        let model = optimizer.step(rates, model, gradients);
         self.publish(model)
     }
 
@@ -170,6 +186,7 @@ impl Dedicated {
     /// # Collective
     /// Every rank, around as many backwards.
     pub fn accumulate<T>(&self, backwards: impl FnOnce() -> T) -> T {
+        self.runtime.check_current().unwrap_or_else(|error| unwind(error));
         self.runtime.reaching(Reach::Replica, backwards)
     }
 
@@ -184,6 +201,7 @@ impl Dedicated {
     /// # Collective
     /// Every rank, around as many backwards.
     pub fn no_sync<T>(&self, backwards: impl FnOnce() -> T) -> T {
+        self.runtime.check_current().unwrap_or_else(|error| unwind(error));
         self.runtime.reaching(Reach::Rank, backwards)
     }
 
@@ -198,7 +216,8 @@ impl Dedicated {
     pub fn set_gradient_scaling_factor(&self, factor: f64) -> Result<()> {
         let above_zero = |factor: f64| factor > 0.0;
         in_range("the gradient scaling factor", factor, "must be above 0", above_zero)?;
-        self.runtime.set_gradient_scale(factor as f32);
+        self.runtime.check_current()?;
+        self.runtime.set_gradient_factor(Factor::Own, factor as f32);
         Ok(())
     }
 

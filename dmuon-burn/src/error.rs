@@ -70,6 +70,17 @@ pub enum Error {
         /// Name of the first such parameter.
         parameter: String,
     },
+    /// BatchNorm can't compute in half precision.
+    #[error(
+        "\"{parameter}\" belongs to a BatchNorm, whose running statistics Burn keeps in f32: it \
+         can't compute with weights in {float}; use another norm, or f32"
+    )]
+    HalfBatchNorm {
+        /// Name of the parameter.
+        parameter: String,
+        /// What weights were to be used in.
+        float: dmuon_core::FloatType,
+    },
     /// The model is sharded already.
     #[error("what is not dedicated in this model is sharded already: apply `FullyShard` once")]
     ShardedTwice,
@@ -281,14 +292,16 @@ pub enum Error {
     },
     /// Ranks step otherwise than each other, so what everyone holds would drift apart.
     #[error(
-        "rank {rank} steps with {theirs} where rank 0 has {ours}; no rank has stepped. Rates, \
-         settings, and the replicated parameters that have a gradient or a new value must be the \
-         same on every rank"
+        "rank {rank} steps with {theirs} where rank {other} has {ours}; no rank has stepped. Rates, \
+         settings, which parameters train and have a gradient, and new values of what several ranks \
+         hold must be the same on every rank"
     )]
     StepsDiffer {
-        /// The first rank that differs from rank 0.
+        /// The first rank that differs from `other`.
         rank: Rank,
-        /// What rank 0 has.
+        /// The first rank that has a say.
+        other: Rank,
+        /// What `other` has.
         ours: String,
         /// What `rank` has.
         theirs: String,

@@ -3,8 +3,10 @@
 
 use crate::attached::exporting;
 use crate::error::Result;
+use crate::ops::Place;
 use crate::runtime::Runtime;
-use burn::module::{Module, ModuleMapper, Param, ParamMapper};
+use crate::transport::is_view;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamMapper};
 use burn::tensor::{Tensor, TensorData};
 use dmuon_core::{
     Axis, Call, Element, Holder, Op, Pack, Rank, ShardLayout, SharedBuffer, Stream, Unit,
@@ -13,6 +15,7 @@ use std::collections::BTreeMap;
 
 /// See [`Dedicated::full_model`](crate::Dedicated::full_model).
 pub(crate) fn full_model<M: Module>(runtime: &Runtime, model: &M, root: Rank) -> Result<Option<M>> {
+    check_fresh(runtime, model)?;
     runtime.release()?;
     let mut masters = BTreeMap::new();
     for (unit, Unit { packs, .. }) in runtime.units().iter().enumerate() {
@@ -26,6 +29,27 @@ pub(crate) fn full_model<M: Module>(runtime: &Runtime, model: &M, root: Rank) ->
     }
     let plain = exporting(|| model.valid().materialize());
     Ok(Some(plain.map(&mut Plain { runtime, masters })))
+}
+
+/// Checks that the model holds what was published last, which is what is gathered.
+///
+/// # Errors
+/// [`Error::StaleWeight`](crate::Error::StaleWeight), which every rank is told.
+fn check_fresh<M: Module>(runtime: &Runtime, model: &M) -> Result<()> {
+    struct Check<'a>(&'a Runtime, Option<usize>);
+    impl ModuleVisitor for Check<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(index) = self.0.find(param.id) else { return };
+            let place = self.0.published_place(index).filter(|_| self.0.trains(index));
+            let is_stale = |place: Place| !is_view(param.base(), &place.storage, &place.slot);
+            if place.is_some_and(is_stale) {
+                self.1.get_or_insert(index);
+            }
+        }
+    }
+    let mut check = Check(runtime, None);
+    model.visit(&mut check);
+    check.1.map_or(Ok(()), |index| Err(runtime.stale_weight(index)))
 }
 
 /// All of a pack's weights in `f32`, at least on `root`. Masters, not what weights travel in: a

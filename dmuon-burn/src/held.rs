@@ -1,17 +1,15 @@
 //! The averaged gradients that this rank steps with, out of Burn's container and checked.
 
-use crate::control::digest;
 use crate::error::{Error, Result};
 use crate::groups::Groups;
 use crate::ops::Place;
 use crate::runtime::Runtime;
-use crate::step::Findings;
+use crate::step::{Findings, Stance};
 use crate::transport::{HostSlice, is_view};
 use crate::values::all_seen;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use dmuon_core::Holder;
 use dmuon_core::update::rms;
 
 /// The averaged gradients of the parameters this rank holds, on the host.
@@ -19,6 +17,8 @@ pub(crate) struct HeldGradients {
     /// By parameter.
     slices: Vec<Option<HostSlice>>,
     device: Option<Device>,
+    /// By parameter.
+    requires_grad: Vec<bool>,
 }
 
 impl HeldGradients {
@@ -29,7 +29,7 @@ impl HeldGradients {
     ) -> Result<Self> {
         let num_parameters = runtime.parameters().len();
         let slices = (0..num_parameters).map(|_| None).collect();
-        let held = Self { slices, device: None };
+        let held = Self { slices, device: None, requires_grad: vec![false; num_parameters] };
         let seen = vec![false; num_parameters];
         let mut visitor = TakeHeld { runtime, gradients, held, seen, failure: None };
         model.visit(&mut visitor);
@@ -64,14 +64,8 @@ impl HeldGradients {
     pub(crate) fn examine(&self, runtime: &Runtime, groups: &Groups) -> Findings {
         let sums_of_squares = vec![0.0; groups.max_norms.len()];
         let mut findings = Findings { sums_of_squares, ..Findings::default() };
-        let (mut replicated, mut sharded) = (Vec::new(), Vec::new());
         for index in 0..self.slices.len() {
             let Some(gradient) = self.get(index) else { continue };
-            match runtime.holder(index) {
-                Holder::Owner(_) => {}
-                Holder::Shards => sharded.extend((index as u64).to_le_bytes()),
-                Holder::Everyone => replicated.extend((index as u64).to_le_bytes()),
-            }
             let mean_square = rms(gradient).powi(2);
             if !mean_square.is_finite() {
                 findings.non_finite.get_or_insert(index);
@@ -81,10 +75,39 @@ impl HeldGradients {
                 findings.sums_of_squares[norm] += mean_square * gradient.len() as f64;
             }
         }
-        findings.terms.gradients = digest(&replicated);
-        findings.terms.sharded_gradients = digest(&sharded);
+        let stance = |(index, &trains): (usize, &bool)| {
+            let holds = runtime.trains(index);
+            Stance { gradient: holds.then(|| self.slices[index].is_some()), trains }
+        };
+        findings.stances = self.requires_grad.iter().enumerate().map(stance).collect();
         findings
     }
+}
+
+/// How this rank is about to step every parameter with an optimizer of Burn's.
+pub(crate) fn survey<M: Module>(
+    runtime: &Runtime,
+    model: &M,
+    gradients: &GradientsParams,
+) -> Vec<Stance> {
+    struct Survey<'a> {
+        runtime: &'a Runtime,
+        gradients: &'a GradientsParams,
+        stances: Vec<Stance>,
+    }
+    impl ModuleVisitor for Survey<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let Some(index) = self.runtime.find(param.id) else { return };
+            let holds = self.runtime.trains(index);
+            let has = || self.gradients.get::<D>(param.id).is_some();
+            let trains = param.base().is_require_grad();
+            self.stances[index] = Stance { gradient: holds.then(has), trains };
+        }
+    }
+    let stances = vec![Stance::default(); runtime.parameters().len()];
+    let mut survey = Survey { runtime, gradients, stances };
+    model.visit(&mut survey);
+    survey.stances
 }
 
 struct TakeHeld<'a> {
@@ -101,6 +124,7 @@ impl ModuleVisitor for TakeHeld<'_> {
         let Some(index) = self.runtime.find(param.id) else { return };
         self.seen[index] = true;
         self.held.device.get_or_insert_with(|| param.lazy_device());
+        self.held.requires_grad[index] = param.base().is_require_grad();
         if !self.runtime.trains(index) {
             return;
         }

@@ -22,6 +22,8 @@ pub struct ParameterInfo {
     /// The boundary around it, if any.
     pub boundary: Option<String>,
     pub(crate) id: ParamId,
+    /// Types of the modules around that one, outermost first.
+    pub(crate) within: Vec<String>,
     /// Path of the outermost `Hooked` block around it.
     pub(crate) hooked: Option<String>,
 }
@@ -96,6 +98,7 @@ impl ModuleVisitor for Inspector {
             name: self.path.join("."),
             shape: base.shape().to_vec(),
             module: self.modules.last().cloned().unwrap_or_default(),
+            within: self.modules.iter().rev().skip(1).rev().cloned().collect(),
             trainable: base.is_require_grad(),
             boundary: None,
             id: param.id,

@@ -4,6 +4,7 @@ use crate::config::in_range;
 use crate::dedicated::Dedicated;
 use crate::error::Result;
 use crate::report::StepReport;
+use crate::runtime::Factor;
 use burn::tensor::Tensor;
 
 /// Multiplies the loss so that small gradients survive fp16, and divides averaged gradients again.
@@ -67,7 +68,7 @@ impl LossScaler {
         let inside = |scale: f64| (least..=most).contains(&scale);
         in_range("the loss scale", scale, "must be from 1 to 2^32", inside)?;
         self.scale = scale;
-        self.handle.set_gradient_scaling_factor(scale.recip())?;
+        self.undo_scale()?;
         Ok(self)
     }
 
@@ -105,6 +106,13 @@ impl LossScaler {
                 self.scale = (self.scale * 2.0).min(most);
             }
         }
-        self.handle.set_gradient_scaling_factor(self.scale.recip())
+        self.undo_scale()
+    }
+
+    fn undo_scale(&self) -> Result<()> {
+        let runtime = &self.handle.runtime;
+        runtime.check_current()?;
+        runtime.set_gradient_factor(Factor::LossScale, self.scale.recip() as f32);
+        Ok(())
     }
 }

@@ -48,7 +48,12 @@ pub struct Muon {
 impl Muon {
     pub(crate) fn new(config: MuonConfig, dedicated: &Dedicated) -> Result<Self> {
         let runtime = dedicated.runtime.clone();
-        if !runtime.parameters().iter().any(|parameter| parameter.route == Route::Muon) {
+        // A model that was never dedicated has no matrices for Muon, and is trained with AdamW.
+        let steps = |route: Route| match runtime.setup().request.matrices {
+            Some(_) => route == Route::Muon,
+            None => route != Route::Frozen,
+        };
+        if !runtime.parameters().iter().any(|parameter| steps(parameter.route)) {
             return Err(Error::NothingToTrain);
         }
         Ok(Self {

@@ -6,7 +6,8 @@ use crate::select::matches;
 use std::fmt;
 use std::sync::Arc;
 
-/// Gives a route to every trainable parameter it matches.
+/// Gives a route to every trainable parameter it matches. Frozen parameters stay frozen; a rule of
+/// [`FullyShard`](crate::FullyShard) with [`Route::Replicated`] keeps them whole.
 ///
 /// ```
 /// use dmuon_burn::{Route, Rule};
@@ -25,7 +26,7 @@ pub struct Rule {
 type ShapeTest = Arc<dyn Fn(&[usize]) -> bool + Send + Sync>;
 
 impl Rule {
-    /// A rule that matches every trainable parameter.
+    /// A rule that matches every parameter.
     pub fn new(route: Route) -> Self {
         Self { route, pattern: None, shaped: None }
     }
@@ -52,9 +53,7 @@ impl Rule {
     pub(crate) fn matches(&self, parameter: &ParameterInfo) -> bool {
         let named = |pattern: &String| matches(pattern, &parameter.name);
         let shaped = |test: &ShapeTest| test(&parameter.shape);
-        parameter.trainable
-            && self.pattern.as_ref().is_none_or(named)
-            && self.shaped.as_ref().is_none_or(shaped)
+        self.pattern.as_ref().is_none_or(named) && self.shaped.as_ref().is_none_or(shaped)
     }
 }
 

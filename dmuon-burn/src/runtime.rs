@@ -33,6 +33,15 @@ pub(crate) enum Keeps {
     Receives,
 }
 
+/// Who multiplies averaged gradients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Factor {
+    /// The user.
+    Own,
+    /// A loss scaler.
+    LossScale,
+}
+
 /// Shared by a dedicated model's parameters, its tapes, and its optimizer.
 pub(crate) struct Runtime {
     setup: Setup,
@@ -60,6 +69,10 @@ struct State {
     backward: Vec<Arc<Run>>,
     /// Where each parameter's gradient belongs on the tape.
     leaves: Vec<Option<NodeId>>,
+    /// By [`Factor`].
+    factors: [f32; 2],
+    /// Whether the model was distributed anew, with a runtime of its own.
+    superseded: bool,
     /// Whether a backward has ended since the last publish.
     had_backward: bool,
     /// Whether this rank's backward met the parameter since reads were last taken.
@@ -101,12 +114,28 @@ impl Runtime {
                 exchange,
                 backward: Vec::new(),
                 leaves: vec![None; num_parameters],
+                factors: [1.0; 2],
+                superseded: false,
                 had_backward: false,
                 met: vec![false; num_parameters],
                 warned: false,
                 mappers: (0..num_parameters).map(|_| None).collect(),
             }),
             parameters,
+        }
+    }
+
+    /// The model goes on with another runtime.
+    pub(crate) fn supersede(&self) {
+        self.lock().superseded = true;
+    }
+
+    /// # Errors
+    /// [`Error::OtherHandle`]: the model goes on with another runtime.
+    pub(crate) fn check_current(&self) -> Result<()> {
+        match self.lock().superseded {
+            true => Err(Error::OtherHandle),
+            false => Ok(()),
         }
     }
 
@@ -533,7 +562,12 @@ impl Runtime {
         struct Restore<'a>(&'a Runtime, Reach);
         impl Drop for Restore<'_> {
             fn drop(&mut self) {
-                self.0.lock().exchange.set_reach(self.1);
+                let mut state = self.0.lock();
+                state.exchange.set_reach(self.1);
+                if std::thread::panicking() {
+                    // Half a scope's sums must not reach a step that is taken all the same.
+                    state.exchange.discard_gradients();
+                }
             }
         }
         let before = self.lock().exchange.reach();
@@ -542,8 +576,12 @@ impl Runtime {
         backwards()
     }
 
-    pub(crate) fn set_gradient_scale(&self, scale: f32) {
-        self.lock().exchange.set_gradient_scale(scale);
+    /// Sets one of the factors whose product averaged gradients are multiplied by.
+    pub(crate) fn set_gradient_factor(&self, factor: Factor, value: f32) {
+        let mut state = self.lock();
+        state.factors[factor as usize] = value;
+        let scale = state.factors.iter().product();
+        state.exchange.set_gradient_scale(scale);
     }
 
     pub(crate) fn gradient_scale(&self) -> f32 {
@@ -573,6 +611,14 @@ impl Runtime {
     /// Units in the order in which this rank's forward touched them since the last call.
     pub(crate) fn take_order(&self) -> Vec<usize> {
         self.lock().exchange.take_order()
+    }
+
+    pub(crate) fn take_revisits(&self) -> Vec<bool> {
+        self.lock().exchange.take_revisits()
+    }
+
+    pub(crate) fn plan_revisits(&self, revisits: &[bool]) {
+        self.lock().exchange.plan_revisits(revisits);
     }
 
     pub(crate) fn plan_order(&self, touched: &[usize]) {

@@ -9,7 +9,7 @@ use crate::runtime::Runtime;
 use crate::values::{Buffers, Recut, Take, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use dmuon_core::{Address, Buffer, Call, Element, ExchangeOptions, Mesh, Op, Rank};
+use dmuon_core::{Address, Buffer, Call, Element, ExchangeOptions, FloatType, Mesh, Op, Rank};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -63,10 +63,18 @@ impl Setup {
         let rebind = || model.map(&mut Recut::guard(before, &runtime));
         let model = binding(&runtime, rebind).map_err(|units| spans(&runtime, &units))?;
         let model = publish_first(&runtime, held, model)?;
+        before.supersede();
         Ok((model, runtime))
     }
 
     fn runtime(self, found: Vec<ParameterInfo>) -> Result<Arc<Runtime>> {
+        let is_batch_norm = |info: &&ParameterInfo| info.module.ends_with("BatchNorm");
+        if let Some(info) = found.iter().find(is_batch_norm)
+            && self.options.weights != FloatType::F32
+        {
+            let (parameter, float) = (info.name.clone(), self.options.weights);
+            return Err(Error::HalfBatchNorm { parameter, float });
+        }
         let blueprint = Blueprint::draw(&self.request, found.clone())?;
         agree(self.mesh.world(), &self.describe(&blueprint))?;
         for rule in &blueprint.routes.unmatched {
@@ -85,12 +93,15 @@ impl Setup {
             format!("{}={}/{detail}", entry.name, entry.route)
         });
         let routes = routes.collect::<Vec<_>>().join(" ");
+        let shape = self.mesh.shape();
+        let mesh = format!("{}x{}", shape.replicate(), shape.shard());
         Description {
             parameters: parameters
                 .map(|(parameter, _)| format!("\"{}\" {:?}", parameter.name, parameter.shape))
                 .collect(),
             dedication: format!(
-                "{mode} prefetch={prefetch} weights={weights} gradients={gradients} {} {routes}",
+                "mesh={mesh} {mode} prefetch={prefetch} weights={weights} gradients={gradients} {} \
+                 {routes}",
                 hooks.collect::<Vec<_>>().join(" ")
             ),
         }

@@ -21,7 +21,50 @@ pub(crate) struct Findings {
     /// The same over the gradients that this rank counts: what it owns, its pieces in one replica,
     /// and on rank 0 what everyone holds.
     pub(crate) sums_of_squares: Vec<f64>,
+    /// By parameter, or empty where none is stepped.
+    pub(crate) stances: Vec<Stance>,
     pub(crate) terms: Terms,
+}
+
+/// How a rank is about to step a parameter; those that have a say must say the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stance {
+    /// Whether there is a gradient; `None` on a rank that holds nothing of the parameter.
+    pub(crate) gradient: Option<bool>,
+    /// Whether the model's parameter requires gradients.
+    pub(crate) trains: bool,
+}
+
+impl Stance {
+    fn to_byte(self) -> u8 {
+        let gradient = self.gradient.map_or(0, |gradient| 1 + u8::from(gradient));
+        gradient | u8::from(self.trains) << 2
+    }
+
+    fn from_byte(byte: u8) -> Self {
+        let gradient = match byte & 3 {
+            0 => None,
+            gradient => Some(gradient == 2),
+        };
+        Self { gradient, trains: byte & 4 != 0 }
+    }
+
+    /// What one rank says of the parameter and the other does not, for an error.
+    fn differs(self, other: Self, parameter: &str) -> Option<[String; 2]> {
+        let frozen = |trains: bool| match trains {
+            true => format!("\"{parameter}\" requiring gradients"),
+            false => format!("\"{parameter}\" frozen"),
+        };
+        let gradient = |has: bool| match has {
+            true => format!("a gradient of \"{parameter}\""),
+            false => format!("no gradient of \"{parameter}\""),
+        };
+        if self.trains != other.trains {
+            return Some([self.trains, other.trains].map(frozen));
+        }
+        let (ours, theirs) = (self.gradient?, other.gradient?);
+        (ours != theirs).then(|| [ours, theirs].map(gradient))
+    }
 }
 
 /// What must be alike on every rank, or what several ranks hold would drift apart.
@@ -32,25 +75,21 @@ pub(crate) struct Terms {
     pub(crate) scale: f32,
     /// Digest of the optimizer's settings.
     pub(crate) settings: u64,
-    /// Digest of which replicated parameters have a gradient.
-    pub(crate) gradients: u64,
     /// Digest of replicated values, where they were changed outside.
     pub(crate) values: u64,
-    /// The same two of pieces of sharded parameters; alike on ranks that hold the same parts.
-    pub(crate) sharded_gradients: u64,
+    /// The same of pieces of sharded parameters; alike on ranks that hold the same parts.
     pub(crate) sharded_values: u64,
 }
 
 impl Terms {
-    const LEN: usize = 8;
+    const LEN: usize = 6;
     /// The first of the terms that are compared between replicas only.
-    const SHARDED: usize = 6;
+    const SHARDED: usize = 5;
 
     fn to_bits(self) -> [u64; Self::LEN] {
         let [muon, adamw] = self.rates.map(f64::to_bits);
-        let Self { settings, gradients, values, sharded_gradients, sharded_values, .. } = self;
-        let scale = f64::from(self.scale).to_bits();
-        [muon, adamw, scale, settings, gradients, values, sharded_gradients, sharded_values]
+        let Self { settings, values, sharded_values, .. } = self;
+        [muon, adamw, f64::from(self.scale).to_bits(), settings, values, sharded_values]
     }
 
     /// What the term is, for an error.
@@ -60,9 +99,7 @@ impl Terms {
             1 => format!("an adamw learning rate of {}", f64::from_bits(bits)),
             2 => format!("a gradient scaling factor of {}", f64::from_bits(bits)),
             3 => format!("optimizer settings {bits:016x}"),
-            4 => format!("gradients of replicated parameters {bits:016x}"),
-            5 => format!("values of replicated parameters {bits:016x}"),
-            6 => format!("gradients of sharded parameters {bits:016x}"),
+            4 => format!("values of replicated parameters {bits:016x}"),
             _ => format!("values of sharded parameters {bits:016x}"),
         }
     }
@@ -77,12 +114,15 @@ impl Terms {
 /// [`Error::StepsDiffer`] on every rank, or a group has failed.
 pub(crate) fn agree(runtime: &Runtime, findings: &Findings) -> Result<Agreement> {
     let reads = runtime.take_reads();
-    let part = findings.to_bytes(&reads, &order(runtime));
+    let revisits = runtime.take_revisits();
+    let passes = reads.iter().zip(&revisits).map(|(&r, &again)| u8::from(r) | u8::from(again) << 1);
+    let part = findings.to_bytes(&passes.collect::<Vec<u8>>(), &order(runtime));
     let parts = gather(runtime.world(), "agreement on the step", &part)?;
     let sums_of_squares = vec![0.0; findings.sums_of_squares.len()];
     let mut agreement = Agreement { non_finite: None, sums_of_squares };
-    let mut any_read = vec![false; reads.len()];
+    let (mut any_read, mut any_revisit) = (vec![false; reads.len()], vec![false; reads.len()]);
     let mut orders: Vec<Vec<usize>> = Vec::new();
+    let mut stances: Vec<&[u8]> = Vec::new();
     for (rank, part) in parts.iter().enumerate() {
         let (index, rest) = split_u64(part);
         let mut rest = rest;
@@ -91,15 +131,21 @@ pub(crate) fn agree(runtime: &Runtime, findings: &Findings) -> Result<Agreement>
             *sum += f64::from_bits(squares);
             rest = after;
         }
-        let (reads, order) = same_terms(runtime, Rank(rank), &parts, rest)?.split_at(reads.len());
+        let rest = same_terms(runtime, Rank(rank), &parts, rest)?;
+        let (of_parameters, rest) = rest.split_at(findings.stances.len());
+        let (passes, order) = rest.split_at(reads.len());
+        stances.push(of_parameters);
         if index != u64::MAX && agreement.non_finite.is_none() {
             agreement.non_finite = Some((Rank(rank), index as usize));
         }
-        any_read.iter_mut().zip(reads).for_each(|(any, &read)| *any |= read != 0);
+        any_read.iter_mut().zip(passes).for_each(|(any, &pass)| *any |= pass & 1 != 0);
+        any_revisit.iter_mut().zip(passes).for_each(|(any, &pass)| *any |= pass & 2 != 0);
         // Of the longest, the last rank's: any will do that is alike everywhere.
         orders.push(touched(order));
     }
+    same_stances(runtime, &stances)?;
     runtime.plan_reads(any_read);
+    runtime.plan_revisits(&any_revisit);
     runtime.plan_order(&orders.into_iter().max_by_key(Vec::len).unwrap_or_default());
     Ok(agreement)
 }
@@ -118,12 +164,13 @@ fn touched(order: &[u8]) -> Vec<usize> {
 }
 
 impl Findings {
-    fn to_bytes(&self, reads: &[bool], order: &[u8]) -> Vec<u8> {
+    fn to_bytes(&self, passes: &[u8], order: &[u8]) -> Vec<u8> {
         let index = self.non_finite.map_or(u64::MAX, |index| index as u64);
         let sums = self.sums_of_squares.iter().map(|sum| sum.to_bits());
         let words = std::iter::once(index).chain(sums).chain(self.terms.to_bits());
         let mut part: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        part.extend(reads.iter().map(|&read| u8::from(read)));
+        part.extend(self.stances.iter().map(|stance| stance.to_byte()));
+        part.extend(passes);
         part.extend(order);
         part
     }
@@ -147,10 +194,28 @@ fn same_terms<'a>(
         if ours != theirs {
             runtime.release()?;
             let [ours, theirs] = [ours, theirs].map(|bits| Terms::describe(term, bits));
-            return Err(Error::StepsDiffer { rank, ours, theirs });
+            return Err(Error::StepsDiffer { rank, other: Rank(other), ours, theirs });
         }
     }
     Ok(rest)
+}
+
+/// Compares what ranks say of each parameter.
+fn same_stances(runtime: &Runtime, ranks: &[&[u8]]) -> Result<()> {
+    for parameter in 0..ranks[0].len() {
+        let stance = |rank: usize| Stance::from_byte(ranks[rank][parameter]);
+        // Whoever holds something of the parameter speaks of its gradient, the first for all.
+        let speaker = (0..ranks.len()).find(|&rank| stance(rank).gradient.is_some()).unwrap_or(0);
+        for rank in 0..ranks.len() {
+            let name = &runtime.parameter(parameter).name;
+            if let Some([ours, theirs]) = stance(speaker).differs(stance(rank), name) {
+                runtime.release()?;
+                let (rank, other) = (Rank(rank), Rank(speaker));
+                return Err(Error::StepsDiffer { rank, other, ours, theirs });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn split_u64(bytes: &[u8]) -> (u64, &[u8]) {

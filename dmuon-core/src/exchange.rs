@@ -281,6 +281,21 @@ impl<V: PackView> Exchange<V> {
         self.schedule.plan_reads(reads);
     }
 
+    /// Units this rank's forward has touched again after they were dropped, since the last call.
+    pub fn take_revisits(&mut self) -> Vec<bool> {
+        self.schedule.take_revisits()
+    }
+
+    /// Adds to the units that stay through forward; alike on every rank, and between steps.
+    pub fn plan_revisits(&mut self, revisits: &[bool]) {
+        self.schedule.plan_revisits(revisits);
+    }
+
+    /// Forgets gradients that were kept back, or that a backward left behind.
+    pub fn discard_gradients(&mut self) {
+        self.gradients.clear();
+    }
+
     /// Units in the order in which this rank's forward touched them first, since the last call.
     pub fn take_order(&mut self) -> Vec<usize> {
         self.schedule.take_order()

@@ -15,12 +15,14 @@
 //! | reduces | hooked units, loose ones, the root; each in reverse running order | as soon as it is next in line |
 //!
 //! The running order is a guess at first (the order in which the model lists its parameters) and,
-//! once all ranks have agreed on it, the order in which the last forward touched the units. A wrong
-//! guess costs extra broadcasts, never a wrong result.
+//! once all ranks have agreed on it, the order in which the last forward touched the units. A unit
+//! whose turn comes before it is touched stays until it is: a wrong guess costs memory, never a
+//! broadcast more or a result.
 //!
-//! Touching a unit again outside its turn (a block applied twice, an evaluation pass) broadcasts
-//! that unit alone; ranks that run the same model agree on that too, and ranks that do not are told
-//! by the group's mismatch check.
+//! Touching a unit again after Z3 dropped it (tied weights) broadcasts that unit alone. Ranks then
+//! agree to keep it through forward from the next step on, so that a rank that skips it issues no
+//! less than others. An evaluation pass broadcasts what it touches, as it touches it; ranks that do
+//! otherwise are told by the group's mismatch check.
 
 use crate::Placement;
 use dmuon_partition::Mode;
@@ -64,6 +66,10 @@ pub struct Schedule {
     forward_cursor: usize,
     /// Whether Z2 keeps weights past their backward, for another forward of the same weights.
     keeps: bool,
+    /// Whether any rank's forward touched the unit again after it was dropped: it then stays.
+    revisits: Vec<bool>,
+    /// The same of this rank's forward since the last step.
+    revisited_now: Vec<bool>,
     /// Units in the order of their first touch in a training forward since the last step.
     touched: Vec<usize>,
     /// The unit whose weights were last touched outside any boundary.
@@ -98,6 +104,8 @@ impl Schedule {
             unsharded: vec![false; num_units],
             forward_cursor: 0,
             keeps: false,
+            revisits: vec![false; num_units],
+            revisited_now: vec![false; num_units],
             touched: Vec::new(),
             loose: None,
             backward: None,
@@ -195,7 +203,7 @@ impl Schedule {
     pub fn finish_backward(&mut self) -> Vec<Action> {
         let mut actions = self.begin_backward();
         if self.mode == Mode::Z3 {
-            self.pass_backward(0, &mut actions);
+            self.pass_rest_of_backward(&mut actions);
         }
         self.reduce(usize::MAX, &mut actions);
         match self.keeps {
@@ -221,6 +229,16 @@ impl Schedule {
     pub fn plan_reads(&mut self, reads: Vec<bool>) {
         debug_assert_eq!(reads.len(), self.reads.len());
         self.reads = reads;
+    }
+
+    /// Units this rank's forward has touched again after they were dropped, since the last call.
+    pub fn take_revisits(&mut self) -> Vec<bool> {
+        std::mem::replace(&mut self.revisited_now, vec![false; self.revisits.len()])
+    }
+
+    /// Adds to the units that stay through forward; alike on every rank, and between steps.
+    pub fn plan_revisits(&mut self, revisits: &[bool]) {
+        self.revisits.iter_mut().zip(revisits).for_each(|(stays, again)| *stays |= again);
     }
 
     /// Units in the order in which this rank's training forward touched them first, since the last
@@ -256,8 +274,11 @@ impl Schedule {
         if !self.touched.contains(&unit) {
             self.touched.push(unit);
         }
-        for skipped in self.forward_cursor..at {
-            self.pass_by(self.order[skipped], actions);
+        if at < self.forward_cursor && !self.unsharded[unit] {
+            self.revisited_now[unit] = true;
+        }
+        for early in self.forward_cursor..at {
+            self.unshard(self.order[early], actions);
         }
         self.unshard(unit, actions);
         for ahead in self.forward_cursor.max(at + 1)..until {
@@ -286,7 +307,13 @@ impl Schedule {
 
     fn unshard_backward(&mut self, unit: usize, actions: &mut Vec<Action>) {
         let at = self.position[unit];
-        self.pass_backward(at + 1, actions);
+        for early in (at + 1..self.backward_cursor()).rev() {
+            if self.reads[self.order[early]] {
+                // It may be read yet, where the running order is a guess.
+                self.unshard(self.order[early], actions);
+            }
+        }
+        self.lower_backward_cursor(at + 1);
         self.unshard(unit, actions);
         let ahead = at.saturating_sub(self.prefetch);
         for position in (ahead..at.min(self.backward_cursor())).rev() {
@@ -297,15 +324,15 @@ impl Schedule {
         self.lower_backward_cursor(ahead);
     }
 
-    /// Takes part in the backward broadcasts of every unit from the cursor down to `position` that
-    /// is planned but not read by this rank.
-    fn pass_backward(&mut self, position: usize, actions: &mut Vec<Action>) {
-        for skipped in (position..self.backward_cursor()).rev() {
+    /// Takes part in the backward broadcasts that are left, for ranks that read what this one does
+    /// not.
+    fn pass_rest_of_backward(&mut self, actions: &mut Vec<Action>) {
+        for skipped in (0..self.backward_cursor()).rev() {
             if self.reads[self.order[skipped]] {
                 self.pass_by(self.order[skipped], actions);
             }
         }
-        self.lower_backward_cursor(position);
+        self.lower_backward_cursor(0);
     }
 
     fn backward_cursor(&self) -> usize {
@@ -329,7 +356,8 @@ impl Schedule {
     }
 
     fn reshard_after(&mut self, unit: usize, pass: Pass, actions: &mut Vec<Action>) {
-        if self.mode == Mode::Z3 || pass == Pass::Evaluation {
+        let stays = self.mode == Mode::Z2 || self.revisits[unit];
+        if !stays || pass == Pass::Evaluation {
             self.reshard(unit, actions);
         }
     }
@@ -582,8 +610,8 @@ mod tests {
     fn the_order_of_the_last_forward_is_learned() {
         let mut schedule = schedule(Mode::Z3, 1);
         let touched = [2, 0, 1];
-        let wasteful = step(&mut schedule, &touched).0;
-        assert_eq!(unshards(&wasteful), [0, 1, 2, 0, 1]);
+        let guessed = step(&mut schedule, &touched).0;
+        assert_eq!(unshards(&guessed), [0, 1, 2]);
         let order = schedule.take_order();
         assert_eq!(order, touched);
         schedule.plan_order(&order);
@@ -591,6 +619,45 @@ mod tests {
         assert_eq!(unshards(&forward), touched);
         assert_eq!(unshards(&backward), [1, 0, 2]);
         assert_eq!(reduces(&backward), [1, 0, 2]);
+    }
+
+    #[test]
+    fn ranks_issue_the_same_whatever_the_order_in_which_they_touch() {
+        for (mode, prefetch) in [(Mode::Z2, 0), (Mode::Z2, 1), (Mode::Z3, 0), (Mode::Z3, 1)] {
+            let all = step(&mut schedule(mode, prefetch), &[0, 1, 2]).0;
+            for touched in [&[2, 0, 1][..], &[2, 1, 0], &[1, 0], &[2], &[]] {
+                let mut schedule = schedule(mode, prefetch);
+                let mut actions = Vec::new();
+                for &unit in touched {
+                    actions.extend(schedule.enter(unit, TRAIN));
+                    actions.extend(schedule.leave(unit, TRAIN));
+                }
+                actions.extend(schedule.begin_backward());
+                assert_eq!(unshards(&actions), unshards(&all), "{mode:?} {touched:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_touched_again_stays_through_forward_once_that_is_agreed() {
+        let mut schedule = schedule(Mode::Z3, 0);
+        let forward = |schedule: &mut Schedule| {
+            let mut actions = Vec::new();
+            for unit in [0, 1, 2, 0] {
+                actions.extend(schedule.enter(unit, TRAIN));
+                actions.extend(schedule.leave(unit, TRAIN));
+            }
+            actions
+        };
+        assert_eq!(unshards(&forward(&mut schedule)), [0, 1, 2, 0]);
+        schedule.finish_backward();
+        let revisits = schedule.take_revisits();
+        assert_eq!(revisits, [true, false, false]);
+        schedule.plan_revisits(&revisits);
+        assert_eq!(unshards(&forward(&mut schedule)), [0, 1, 2]);
+        assert!(schedule.is_unsharded(0) && !schedule.is_unsharded(1));
+        schedule.begin_backward();
+        assert!(!schedule.is_unsharded(0));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod agreement;
 mod cases;
+mod diverging;
 mod errors;
 mod gradients;
 mod hsdp;
