@@ -40,7 +40,7 @@ use dmuon_partition::{BoundaryRule, CostModel, Mode};
 ///
 /// let device = Device::flex().autodiff();
 /// let net = Net {
-///     embedding: EmbeddingConfig::new(10, 8).init(&device),
+///     embedding: EmbeddingConfig::new(12, 8).init(&device),
 ///     layers: vec![Hooked::new(LinearConfig::new(8, 8).init(&device))],
 /// };
 /// dmuon_burn::initialize(&net);
@@ -50,8 +50,8 @@ use dmuon_partition::{BoundaryRule, CostModel, Mode};
 ///     let net = net.clone().fork(&Device::flex().autodiff());
 ///     let (net, _) = Dedicate::new(&mesh).apply(net)?;
 ///     let (net, handle) = FullyShard::new(&mesh).apply(net)?;
-///     assert_eq!(handle.routes().count(Route::AdamWSharded), (2, 88));
-///     assert_eq!(net.embedding.weight.dims(), [1, 40]); // this rank's half of [10, 8]
+///     assert_eq!(handle.routes().count(Route::AdamWSharded), (2, 104));
+///     assert_eq!(net.embedding.weight.dims(), [1, 48]); // this rank's half of [12, 8]
 ///     Ok(())
 /// })?;
 /// # Ok::<(), dmuon_burn::Error>(())
