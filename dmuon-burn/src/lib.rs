@@ -23,6 +23,7 @@ mod frame;
 mod fully_shard;
 mod groups;
 mod held;
+mod holdings;
 mod hook;
 mod hooked;
 mod inspect;
