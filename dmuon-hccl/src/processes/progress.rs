@@ -1,0 +1,152 @@
+//! The thread that runs a group's collectives, in the order in which they were started.
+
+use super::{
+    conduit::{Conduit, Division},
+    course::{Course, Stop},
+};
+use crate::control::{GroupId, Member, Place};
+use dmuon_core::{Buffer, BufferPool, Call, CallSite, Element, Error, Rank, SharedBuffer};
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+/// What the groups of a world share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) member: Member,
+    pub(super) pool: BufferPool,
+    pub(super) deadline: Duration,
+    pub(super) verify: bool,
+    /// Calls that are started and not done.
+    pub(super) in_flight: AtomicUsize,
+}
+
+/// A group's conduit and everything its thread works with.
+#[derive(Debug)]
+pub(super) struct Rig<C> {
+    pub(super) shared: Arc<Shared>,
+    pub(super) conduit: C,
+    /// The group's world ranks.
+    pub(super) ranks: Arc<[Rank]>,
+}
+
+/// Where a result is left for whoever waits.
+#[derive(Debug)]
+pub(super) struct Ticket<T>(Mutex<Option<Result<T, Error>>>);
+
+/// What a group's thread is asked to do.
+pub(super) type Job<C> = Box<dyn FnOnce(&mut Rig<C>) + Send>;
+
+/// Starts the thread of a group; it ends with the last sender.
+pub(super) fn start<C: Conduit>(
+    mut rig: Rig<C>,
+    group: &str,
+) -> Result<mpsc::Sender<Job<C>>, Error> {
+    let (sender, receiver) = mpsc::channel::<Job<C>>();
+    let rank = rig.shared.member.rank();
+    let work = move || receiver.into_iter().for_each(|job| job(&mut rig));
+    thread::Builder::new()
+        .name(group.to_owned())
+        .spawn(work)
+        .map_err(|source| Error::Thread { rank, source: Arc::new(source) })?;
+    Ok(sender)
+}
+
+impl Shared {
+    /// Waits until every started call is done, or the world has failed.
+    pub(super) fn drain(&self) -> Result<(), Error> {
+        let idle = || (self.in_flight.load(Ordering::Acquire) == 0).then_some(());
+        self.member.watch().wait(Duration::MAX, idle).unwrap_or(Ok(()))
+    }
+}
+
+impl<C: Conduit> Rig<C> {
+    /// Runs one collective.
+    pub(super) fn run(
+        &mut self,
+        call: &Call,
+        (place, site): (Place, &CallSite),
+        input: Option<SharedBuffer>,
+    ) -> Result<Option<SharedBuffer>, Error> {
+        if let Some(float) = call.sums_widened() {
+            let wide = Call { element: Element::F32, ..call.clone() };
+            let input = input.map(|input| float.widen(input, &self.shared.pool));
+            let sum = self.run(&wide, (place, site), input)?;
+            return Ok(sum.map(|sum| float.narrow(sum, &self.shared.pool)));
+        }
+        self.travel((place, site), |conduit, course| conduit.run(course, call, input))
+    }
+
+    /// Gathers every rank's color and key, `own` among them, then forms this rank's new group,
+    /// the `split`-th of the group `parent`.
+    pub(super) fn split(
+        &mut self,
+        (place, site): (Place, &CallSite),
+        (parent, split): (GroupId, u64),
+        own: [u64; 2],
+    ) -> Result<Rig<C>, Error> {
+        let input = Buffer::from_elements(&own).freeze();
+        let (division, conduit) = self.travel((place, site), |conduit, course| {
+            let all = conduit.all_gather(course, input)?;
+            let id = parent.child(split, own[0] as usize);
+            let division = Division::of(conduit.rank(), all.elements(), id);
+            // Everybody is here, so what follows does not wait for long.
+            let part = conduit.split(course, &division)?;
+            Ok((division, part))
+        })?;
+        let ranks = division.members.iter().map(|place| self.ranks[*place]).collect();
+        Ok(Rig { shared: self.shared.clone(), conduit, ranks })
+    }
+
+    /// Lets the conduit do something. A library that refuses once is not trusted again by anybody.
+    fn travel<T>(
+        &mut self,
+        (place, site): (Place, &CallSite),
+        body: impl FnOnce(&mut C, &Course<'_>) -> Result<T, Stop>,
+    ) -> Result<T, Error> {
+        let (pool, watch) = (&self.shared.pool, &**self.shared.member.watch());
+        let course = Course { ranks: &self.ranks, pool, watch, place };
+        body(&mut self.conduit, &course).map_err(|stop| {
+            let broken = matches!(stop, Stop::Library(_));
+            let error = stop.into_error(site, self.conduit.rank(), &self.ranks);
+            if broken { self.shared.member.fail(error) } else { error }
+        })
+    }
+}
+
+impl<T> Ticket<T> {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(None)))
+    }
+
+    /// A ticket whose result is there already.
+    pub(super) fn with(result: Result<T, Error>) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(result))))
+    }
+
+    /// Leaves the result.
+    pub(super) fn complete(&self, result: Result<T, Error>) {
+        *self.lock() = Some(result);
+    }
+
+    /// Takes the result, if it is there.
+    pub(super) fn take(&self) -> Option<Result<T, Error>> {
+        self.lock().take()
+    }
+
+    /// Whether the result is there.
+    pub(super) fn is_complete(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// Holds a whole result or none, so a panic elsewhere does no harm.
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Result<T, Error>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
