@@ -6,6 +6,8 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+mod engine;
 mod environment;
 mod error;
 mod launch;
@@ -17,6 +19,8 @@ mod rank_table;
 mod rendezvous;
 mod source;
 
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+pub use engine::Engine;
 pub use environment::Environment;
 pub use error::{EngineLoadError, LaunchError, LibraryError};
 pub use launch::{Launch, LaunchSpec, read_launch};
