@@ -84,7 +84,6 @@ fn one_of_several(
 #[cfg(feature = "mpi")]
 mod processes {
     use super::*;
-    use dmuon_hccl::mpi::Process;
 
     pub(super) fn run<T, E, F>(
         spec: &LaunchSpec,
@@ -95,7 +94,7 @@ mod processes {
         E: From<dmuon_core::Error> + Display + 'static,
         F: Fn(World) -> Result<T, E>,
     {
-        let process = Process::join(spec, options)?;
+        let process = dmuon_hccl::mpi::join(spec, options)?;
         let outcome = dmuon_core::run_rank(&process, rank_main);
         // A rank that did well fails all the same when another does.
         let left = process.leave();

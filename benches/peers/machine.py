@@ -40,6 +40,13 @@ def cpu() -> str:
     return f"{len(names)} x {names[0]}{numbers}"
 
 
+def available_bytes() -> float:
+    """Memory that programs may still take; infinite where it can't be told."""
+    info = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", info.read_text(), re.M) if info.exists() else None
+    return int(found[1]) * 1024 if found else float("inf")
+
+
 def wait_until_idle(patience_s: float, limit: float = 0.1) -> float:
     """Sleeps until other programs leave the cores alone, or patience ends; cores they still use."""
     end = time.monotonic() + patience_s

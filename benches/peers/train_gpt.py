@@ -11,6 +11,9 @@ Contenders, each on the same number of ranks and the same batches from the same 
   fsdp_dion        FSDP2 over gloo, microsoft/dion's Muon (all-to-all), AdamW; needs --dion
   fsdp_adamw       FSDP2 over gloo, torch's fused AdamW
 
+All contenders live at once, so that they can take turns; where memory is short, time some of them at a
+time (--only, --out) and give the report all records.
+
 A torch rank is a process with one compute thread. dmuon's ranks are threads that share one pool of
 as many threads as there are cores, as they do by default. No contender runs while another one does.
 The optimizer's seconds count from when the last rank has its gradients; of the ranks the slowest
@@ -22,7 +25,7 @@ bfloat16), but AdamW's must stay together.
 
     git clone https://github.com/microsoft/dion /tmp/dion
     python benches/peers/train_gpt.py --dion /tmp/dion
-    python benches/peers/train_gpt.py --only dmuon_muon fsdp_muon --steps 4
+    python benches/peers/train_gpt.py --only dmuon_muon fsdp_muon --steps 4 --out out/peers/two.json
 
 train_gpt_report.py makes tables and a chart of --out.
 """
@@ -39,7 +42,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import facts, wait_until_idle
+from machine import available_bytes, facts, wait_until_idle
 from worker import REPOSITORY, Worker, build_example
 
 CONTENDERS = [
@@ -51,6 +54,9 @@ FIRST_LOSS_TOLERANCE = 1e-5
 
 # Of the last loss, between the two AdamWs: its first steps are signs, which rounding can turn.
 ADAMW_LOSS_TOLERANCE = 1e-3
+
+# What one contender had at most, of four ranks and the default model, with some room.
+CONTENDER_BYTES = 5.5e9
 
 RANK = Path(__file__).with_name("train_gpt_rank.py")
 
@@ -221,6 +227,11 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if "fsdp_dion" in args.only and args.dion is None:
         parser.error("fsdp_dion needs --dion PATH; leave it out with --only")
+    if (need := CONTENDER_BYTES * len(args.only)) > (free := available_bytes()):
+        print(
+            f"{len(args.only)} contenders of the default size need {need / 1e9:.0f} GB and {free / 1e9:.0f} GB "
+            "are free: if the machine gets stuck, time fewer at once with --only", file=sys.stderr,
+        )
     return args
 
 

@@ -2,6 +2,7 @@
 """Tables in Markdown and a chart of what train_gpt.py has measured.
 
     python benches/peers/train_gpt_report.py
+    python benches/peers/train_gpt_report.py --records out/peers/muons.json out/peers/adamws.json
     python benches/peers/train_gpt_report.py --chart docs/peers-train-gpt.png --page docs/peers.md
 """
 
@@ -59,6 +60,25 @@ class Result:
 Results = dict[str, Result]
 
 
+@dataclass(frozen=True)
+class Run:
+    """Contenders that took turns; only they are compared."""
+
+    results: Results
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    busy_cores: list[float]
+
+    @staticmethod
+    def read(path: Path) -> "Run":
+        record = json.loads(path.read_text())
+        settings, steps = record["settings"], record["steps"]
+        tokens = tokens_per_step(settings)
+        results = {name: Result.of(name, steps[name], tokens) for name in TITLES if name in steps}
+        busy = [step["busy_cores"] for name in steps for step in steps[name]]
+        return Run(results, record["machine"], settings, busy)
+
+
 def speed_table(results: Results) -> Iterator[str]:
     yield "| | tokens/s | beside its own AdamW | step, s | forward and backward, s | optimizer, s |"
     yield "|---|---:|---:|---:|---:|---:|"
@@ -99,10 +119,30 @@ def losses_table(results: Results) -> Iterator[str]:
         yield f"| {TITLES[result.name]} | {' | '.join(f'{loss:.5f}' for loss in result.losses)} |"
 
 
-def draw(results: Results, about: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
-    """Seconds of a step, the optimizer's apart."""
+def draw(runs: list[Run], path: Path) -> None:
+    """Seconds of a step, the optimizer's apart; a panel for each run."""
     matplotlib.use("agg")
-    figure, panel = plt.subplots(figsize=(9, 0.6 * len(results) + 1.6), layout="constrained")
+    heights = [0.5 * len(run.results) + 0.6 for run in runs]
+    figure, panels = plt.subplots(
+        len(runs), figsize=(9, sum(heights) + 1), layout="constrained", squeeze=False, sharex=True,
+        height_ratios=heights,
+    )
+    for run, panel in zip(runs, panels[:, 0], strict=True):
+        bars(run.results, panel)
+    longest = max(result.seconds for run in runs for result in run.results.values())
+    first, last = panels[0, 0], panels[-1, 0]
+    first.set_xlim(0, 1.2 * longest)
+    first.legend(fontsize=9, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    settings, about = runs[0].settings, runs[0].machine
+    last.set_xlabel(
+        f"seconds a step of {tokens_per_step(settings)} tokens, {settings['ranks']} ranks; "
+        f"{about['cpu']}, torch {about['torch']}", fontsize=9,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def bars(results: Results, panel: plt.Axes) -> None:
     shown = list(reversed(results.values()))
     names = [TITLES[result.name] for result in shown]
     rest = [result.seconds - result.optimizer_seconds for result in shown]
@@ -111,15 +151,7 @@ def draw(results: Results, about: dict[str, Any], settings: dict[str, Any], path
     panel.barh(names, optimizer, left=rest, color="#c2410c", label="optimizer")
     for row, result in enumerate(shown):
         panel.text(result.seconds, row, f" {result.tokens_per_s:.0f} tokens/s", va="center", fontsize=9)
-    panel.set_xlim(0, 1.2 * max(result.seconds for result in shown))
-    panel.set_xlabel(
-        f"seconds a step of {tokens_per_step(settings)} tokens, {settings['ranks']} ranks; "
-        f"{about['cpu']}, torch {about['torch']}", fontsize=9,
-    )
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(fontsize=9, frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
 
 
 def tokens_per_step(settings: dict[str, Any]) -> int:
@@ -132,23 +164,22 @@ def main() -> None:
         description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     out = REPOSITORY / "out/peers"
-    parser.add_argument("--records", type=Path, default=out / "train_gpt.json", metavar="FILE")
+    parser.add_argument("--records", type=Path, nargs="+", default=[out / "train_gpt.json"],
+                        metavar="FILE", help="what train_gpt.py wrote, a file for each run")
     parser.add_argument("--chart", type=Path, default=out / "train_gpt.png", metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE",
                         help="Markdown page whose marked tables are replaced")
     args = parser.parse_args()
-    record = json.loads(args.records.read_text())
-    settings, steps = record["settings"], record["steps"]
-    tokens = tokens_per_step(settings)
-    results = {name: Result.of(name, steps[name], tokens) for name in TITLES if name in steps}
-    draw(results, record["machine"], settings, args.chart)
-    busy = [step["busy_cores"] for name in steps for step in steps[name]]
-    sections: Sections = {
-        "Machine": machine_lines(record["machine"], busy),
-        "Speed": speed_table(results),
-        "Goals": goals_table(results),
-        "Losses": losses_table(results),
-    }
+    runs = [Run.read(path) for path in args.records]
+    draw(runs, args.chart)
+    busy = [busy for run in runs for busy in run.busy_cores]
+    sections: Sections = {"Machine": machine_lines(runs[0].machine, busy)}
+    for number, run in enumerate(runs, 1):
+        mark = f", run {number}" if len(runs) > 1 else ""
+        sections[f"Speed{mark}"] = speed_table(run.results)
+        if {"fsdp_muon", "fsdp_dion"} & run.results.keys():
+            sections[f"Goals{mark}"] = goals_table(run.results)
+        sections[f"Losses{mark}"] = losses_table(run.results)
     publish(sections, args.page, "train_gpt")
 
 

@@ -7,7 +7,7 @@
 use dmuon_core::{
     Buffer, Call, Collectives, Element, EngineOptions, Error, Group, Op, Result, Verify, run_rank,
 };
-use dmuon_hccl::{Environment, Launch, LaunchSpec, mpi::Process, read_launch};
+use dmuon_hccl::{Environment, Launch, LaunchSpec, mpi, read_launch};
 use std::{
     env,
     process::{Command, ExitCode},
@@ -68,7 +68,7 @@ fn bench(spec: &LaunchSpec) -> Result<()> {
 /// The time of every collective at every size, in a world of its own.
 fn times(spec: &LaunchSpec, collectives: Collectives) -> Result<Vec<(Op, usize, Duration)>> {
     let options = EngineOptions::default().with_collectives(collectives).with_verify(Verify::Never);
-    let process = Process::join(spec, &options)?;
+    let process = mpi::join(spec, &options)?;
     let times = run_rank(&process, |world| {
         let group = world.group();
         let mut times = Vec::new();

@@ -160,6 +160,18 @@ pub enum EngineLoadError {
     },
 }
 
+/// A function of an engine's library that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} returned {code}, \"{text}\"")]
+pub struct LibraryError {
+    /// The function.
+    pub call: &'static str,
+    /// Its status.
+    pub code: i64,
+    /// What the library says about it.
+    pub text: String,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,17 +4,23 @@
 #![deny(unsafe_code)]
 
 pub mod control;
+#[cfg(any(feature = "cuda", feature = "hccl"))]
+mod device;
 mod environment;
 mod error;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+mod processes;
 mod rank_table;
 mod rendezvous;
 mod source;
 
 pub use environment::Environment;
-pub use error::{EngineLoadError, LaunchError};
+pub use error::{EngineLoadError, LaunchError, LibraryError};
 pub use launch::{Launch, LaunchSpec, read_launch};
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+pub use processes::Process;
 pub use rendezvous::Rendezvous;
 pub use source::{Claim, Source};

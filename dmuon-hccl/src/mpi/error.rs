@@ -1,7 +1,6 @@
 //! Why a process could not join the others over MPI, and what to do about it.
 
-use super::MpiError;
-use crate::{Claim, EngineLoadError, control::RendezvousError};
+use crate::{Claim, EngineLoadError, LibraryError, control::RendezvousError};
 use std::{io, time::Duration};
 
 /// Why a process could not join the others over MPI.
@@ -16,7 +15,7 @@ pub enum MpiJoinError {
     Library {
         /// What it said.
         #[from]
-        source: MpiError,
+        source: LibraryError,
     },
     /// The library wants to be called by one thread at a time.
     #[error(

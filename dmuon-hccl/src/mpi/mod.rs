@@ -1,17 +1,16 @@
 //! The MPI engine: one rank a process, over any library of the MPI-5 standard ABI, found at run time.
 //!
 //! Rooms, from unsafe to safe: `sys` (the ABI), `result` (statuses), `safe` (no raw pointers beyond
-//! this room), then collectives and groups. Every group has a communicator and a progress thread of
-//! its own, which runs the group's calls first in, first out. It polls rather than blocks: a wait
-//! ends when a peer is gone, and gives the processor away meanwhile.
+//! this room), then collectives and the conduit. Every group has a communicator of its own. Messages
+//! are polled rather than blocked on: a wait ends when a peer is gone, and gives the processor away
+//! meanwhile.
 
+mod conduit;
 mod course;
 mod error;
-mod group;
+mod join;
 mod native;
 mod ordered;
-mod process;
-mod progress;
 #[expect(unsafe_code, reason = "the library is C")]
 mod result;
 mod runtime;
@@ -21,5 +20,4 @@ mod safe;
 mod sys;
 
 pub use error::MpiJoinError;
-pub use process::Process;
-pub use result::MpiError;
+pub use join::join;

@@ -1,11 +1,7 @@
 //! The library's own collectives, blocking: whatever order it sums in, and no way out once inside.
 
-use super::{
-    course::{Course, Stop},
-    ordered,
-    result::MpiError,
-    safe::Summand,
-};
+use super::{course::Course, ordered, safe::Summand};
+use crate::{LibraryError, processes::Stop};
 use dmuon_core::{Buffer, Call, Element, Op, SharedBuffer};
 
 /// Runs `call`, whose input has been checked. With `verify`, every rank first meets every other at
@@ -50,7 +46,7 @@ fn sum<T: Summand>(
     op: Op,
     input: &SharedBuffer,
     output: &mut Buffer,
-) -> Result<(), MpiError> {
+) -> Result<(), LibraryError> {
     let (input, output) = (input.elements::<T>(), output.elements_mut::<T>());
     match op {
         Op::Reduce { root } => course.comm.reduce(input, output, root),

@@ -1,30 +1,19 @@
 //! Statuses of the library as typed errors; nothing else knows status codes.
 
 use super::sys;
+use crate::LibraryError;
 use std::{
     ffi::{CStr, c_char, c_int},
     fmt,
 };
 
-/// A function of the library that did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} returned {code}, \"{text}\"")]
-pub struct MpiError {
-    /// The function.
-    pub call: &'static str,
-    /// Its status.
-    pub code: i32,
-    /// What the library says about it.
-    pub text: String,
-}
-
 impl sys::Table {
     /// Turns the status that `call` returned into a result.
-    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), MpiError> {
+    pub(super) fn check(&self, call: &'static str, code: c_int) -> Result<(), LibraryError> {
         if code == sys::SUCCESS {
             return Ok(());
         }
-        Err(MpiError { call, code, text: self.text_of(code) })
+        Err(LibraryError { call, code: code.into(), text: self.text_of(code) })
     }
 
     fn text_of(&self, code: c_int) -> String {

@@ -4,6 +4,7 @@
 //! another process does not come; nobody else should hang because of that.
 
 use super::{error::MpiJoinError, safe::Library, sys::atexit};
+use crate::processes::Release;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -50,11 +51,6 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Notes that the world is closed in good order, so that another may be opened.
-    pub(super) fn release(&self) {
-        self.is_busy.store(false, Ordering::Release);
-    }
-
     /// Runs `work` on the thread that owns MPI.
     ///
     /// # Errors
@@ -88,6 +84,13 @@ impl Runtime {
             tracing::warn!("MPI will not be finalized: no room for an exit handler");
         }
         Ok(runtime)
+    }
+}
+
+impl Release for Runtime {
+    /// Another world may be opened.
+    fn release(&self) {
+        self.is_busy.store(false, Ordering::Release);
     }
 }
 

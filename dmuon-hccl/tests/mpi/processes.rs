@@ -5,7 +5,7 @@
 //! leaves its outcome in a file, and exits. So every world has processes of its own, which may die.
 
 use dmuon_core::{EngineOptions, Error, Rank, Result, World, run_rank};
-use dmuon_hccl::{Environment, Launch, mpi::Process, read_launch};
+use dmuon_hccl::{Environment, Launch, mpi, read_launch};
 use std::{
     collections::HashMap,
     env, fs,
@@ -56,7 +56,7 @@ fn as_rank(
         Ok(Launch::Process(spec)) => spec,
         other => panic!("not started by mpiexec: {other:?}"),
     };
-    let outcome = Process::join(&spec, options).and_then(|process| {
+    let outcome = mpi::join(&spec, options).and_then(|process| {
         let outcome = run_rank(&process, body);
         leave(folder, spec.rank, &outcome);
         process.leave()

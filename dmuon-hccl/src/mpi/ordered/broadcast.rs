@@ -1,9 +1,12 @@
 //! Broadcast: pieces of the root's buffer flow down a tree.
 
 use super::tree::BroadcastTree;
-use crate::mpi::{
-    course::{Course, Stop, chunks},
-    safe::Landing,
+use crate::{
+    mpi::{
+        course::{Course, chunks},
+        safe::Landing,
+    },
+    processes::Stop,
 };
 use dmuon_core::SharedBuffer;
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! Collectives in which everybody needs something from everybody, sent directly; and the barrier.
 
-use crate::mpi::{
-    course::{Course, Stop},
-    safe::Landing,
+use crate::{
+    mpi::{course::Course, safe::Landing},
+    processes::Stop,
 };
 use dmuon_core::{
     Buffer, Element, SharedBuffer,

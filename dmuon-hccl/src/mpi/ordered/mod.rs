@@ -9,7 +9,8 @@ mod exchange;
 mod reduce;
 mod tree;
 
-use super::course::{Course, Stop};
+use super::course::Course;
+use crate::processes::Stop;
 use dmuon_core::{Call, Op, SharedBuffer};
 
 pub(super) use exchange::{all_gather, barrier};

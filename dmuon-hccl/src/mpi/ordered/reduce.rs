@@ -1,9 +1,12 @@
 //! Reduce: partial sums flow up the canonical tree, a piece at a time.
 
 use super::tree::{ReduceTree, Side};
-use crate::mpi::{
-    course::{Course, Stop, chunks},
-    safe::{Landing, Sending},
+use crate::{
+    mpi::{
+        course::{Course, chunks},
+        safe::{Landing, Sending},
+    },
+    processes::Stop,
 };
 use dmuon_core::{Buffer, Element, SharedBuffer, reduce::Summand};
 use std::{collections::VecDeque, ops::Range};

@@ -1,9 +1,9 @@
 //! A communicator: its ranks, its sub-communicators, and the library's own collectives.
 
 use super::Library;
-use crate::mpi::{
-    result::MpiError,
-    sys::{self, Table},
+use crate::{
+    LibraryError,
+    mpi::sys::{self, Table},
 };
 use bytemuck::Pod;
 use dmuon_core::Rank;
@@ -41,7 +41,7 @@ impl Comm {
     ///
     /// # Collective
     /// Every process.
-    pub(in crate::mpi) fn world(library: &Library) -> Result<Self, MpiError> {
+    pub(in crate::mpi) fn world(library: &Library) -> Result<Self, LibraryError> {
         let mut handle = sys::COMM_NULL;
         // SAFETY: the world exists while MPI is initialized, and the handle is ours to fill.
         let status = unsafe { (library.table.MPI_Comm_dup)(sys::COMM_WORLD, &mut handle) };
@@ -53,7 +53,7 @@ impl Comm {
     ///
     /// # Collective
     /// Every rank.
-    pub(in crate::mpi) fn split(&self, color: usize, key: usize) -> Result<Self, MpiError> {
+    pub(in crate::mpi) fn split(&self, color: usize, key: usize) -> Result<Self, LibraryError> {
         let mut handle = sys::COMM_NULL;
         let split = self.table().MPI_Comm_split;
         // SAFETY: the communicator is alive, as it is never freed, and the handle ours to fill.
@@ -63,7 +63,7 @@ impl Comm {
     }
 
     /// Takes a new communicator over. It is never freed, which would be collective: groups are few.
-    fn adopt(library: &Library, handle: sys::Comm) -> Result<Self, MpiError> {
+    fn adopt(library: &Library, handle: sys::Comm) -> Result<Self, LibraryError> {
         let table = &library.table;
         // SAFETY: the handle is fresh from the library.
         let status = unsafe { (table.MPI_Comm_set_errhandler)(handle, sys::ERRORS_RETURN) };
@@ -94,14 +94,14 @@ impl Comm {
     }
 
     /// Blocks until every rank is here.
-    pub(in crate::mpi) fn barrier(&self) -> Result<(), MpiError> {
+    pub(in crate::mpi) fn barrier(&self) -> Result<(), LibraryError> {
         // SAFETY: the communicator is alive.
         let status = unsafe { (self.table().MPI_Barrier)(self.handle) };
         self.table().check("MPI_Barrier", status)
     }
 
     /// Blocks until every other rank has this rank's `buffer`.
-    pub(in crate::mpi) fn broadcast_from_here(&self, buffer: &[u8]) -> Result<(), MpiError> {
+    pub(in crate::mpi) fn broadcast_from_here(&self, buffer: &[u8]) -> Result<(), LibraryError> {
         let (start, count) = (buffer.as_ptr().cast_mut().cast(), buffer.len() as sys::Count);
         let (root, broadcast) = (int(self.rank), self.table().MPI_Bcast_c);
         // SAFETY: `buffer` is `count` bytes, borrowed until the call returns, and only read, as
@@ -115,7 +115,7 @@ impl Comm {
         &self,
         root: usize,
         buffer: &mut [u8],
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         let (start, count) = (buffer.as_mut_ptr().cast(), buffer.len() as sys::Count);
         let broadcast = self.table().MPI_Bcast_c;
         // SAFETY: `buffer` is `count` bytes, borrowed until the call returns.
@@ -129,7 +129,7 @@ impl Comm {
         input: &[T],
         output: &mut [T],
         root: usize,
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert!(self.rank != root || output.len() == input.len(), "the root has room for the sum");
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (count, datatype) = (input.len() as sys::Count, T::DATATYPE.0);
@@ -144,7 +144,7 @@ impl Comm {
         &self,
         input: &[T],
         output: &mut [T],
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert_eq!(input.len(), output.len(), "the sum has the shape of the input");
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (count, datatype) = (input.len() as sys::Count, T::DATATYPE.0);
@@ -159,7 +159,7 @@ impl Comm {
         &self,
         input: &[T],
         output: &mut [T],
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert_eq!(input.len(), output.len() * self.size, "one part for each rank");
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (count, datatype) = (output.len() as sys::Count, T::DATATYPE.0);
@@ -175,7 +175,7 @@ impl Comm {
         &self,
         input: &[u8],
         output: &mut [u8],
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert_eq!(output.len(), input.len() * self.size, "room for every rank's input");
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
         let (count, byte) = (input.len() as sys::Count, sys::BYTE);
@@ -190,7 +190,7 @@ impl Comm {
         &self,
         input: &[u8],
         output: &mut [u8],
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert_eq!(output.len(), input.len(), "as much comes as goes");
         assert_eq!(input.len() % self.size, 0, "one part for each rank");
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());

@@ -1,9 +1,9 @@
 //! The library: found, checked, initialized, finalized.
 
 use crate::{
-    EngineLoadError,
+    EngineLoadError, LibraryError,
     mpi::{
-        result::{MpiError, c_text},
+        result::c_text,
         sys::{self, Table},
     },
 };
@@ -72,7 +72,7 @@ impl Library {
     }
 
     /// Whether somebody in this process has initialized MPI already.
-    pub(in crate::mpi) fn is_initialized(&self) -> Result<bool, MpiError> {
+    pub(in crate::mpi) fn is_initialized(&self) -> Result<bool, LibraryError> {
         let mut flag = 0;
         // SAFETY: may be called at any time, with an integer to fill.
         let status = unsafe { (self.table.MPI_Initialized)(&mut flag) };
@@ -84,7 +84,7 @@ impl Library {
     ///
     /// # Collective
     /// Every process that the launcher started.
-    pub(in crate::mpi) fn initialize(&self) -> Result<bool, MpiError> {
+    pub(in crate::mpi) fn initialize(&self) -> Result<bool, LibraryError> {
         let mut granted: c_int = 0;
         let needed = sys::THREAD_MULTIPLE;
         // SAFETY: null stands for no arguments; the level is an integer to fill.
@@ -98,14 +98,14 @@ impl Library {
     ///
     /// # Collective
     /// Every process, on the thread that initialized.
-    pub(in crate::mpi) fn finalize(&self) -> Result<(), MpiError> {
+    pub(in crate::mpi) fn finalize(&self) -> Result<(), LibraryError> {
         // SAFETY: takes nothing; that the world is at rest is a matter of protocol, not of memory.
         let status = unsafe { (self.table.MPI_Finalize)() };
         self.table.check("MPI_Finalize", status)
     }
 
     /// The name of this machine.
-    pub(in crate::mpi) fn processor_name(&self) -> Result<String, MpiError> {
+    pub(in crate::mpi) fn processor_name(&self) -> Result<String, LibraryError> {
         let mut name = [0 as c_char; sys::MAX_PROCESSOR_NAME + 1];
         let mut length = 0;
         // SAFETY: the buffer has room for the longest name and a terminator.

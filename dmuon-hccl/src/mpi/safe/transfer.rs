@@ -4,7 +4,7 @@
 //! touch it, and nothing can take that back when a peer is gone.
 
 use super::{Comm, comm::int};
-use crate::mpi::{result::MpiError, sys};
+use crate::{LibraryError, mpi::sys};
 use dmuon_core::{Buffer, SharedBuffer};
 use std::{
     collections::VecDeque,
@@ -64,7 +64,7 @@ impl Comm {
         range: Range<usize>,
         to: usize,
         tag: Tag,
-    ) -> Result<Sending<'_>, MpiError> {
+    ) -> Result<Sending<'_>, LibraryError> {
         let bytes: *const [u8] = &source.as_slice()[range];
         // SAFETY: the handle below keeps the bytes alive and unchanged until the request is done,
         // or for ever.
@@ -79,7 +79,7 @@ impl Comm {
         bytes: *const [u8],
         to: usize,
         tag: Tag,
-    ) -> Result<Request<'_>, MpiError> {
+    ) -> Result<Request<'_>, LibraryError> {
         let mut handle = sys::REQUEST_NULL;
         let (start, count) = (bytes.cast(), bytes.len() as sys::Count);
         let (to, tag, send) = (int(to), c_int::from(tag.0), self.table().MPI_Isend_c);
@@ -96,7 +96,7 @@ impl Comm {
         (start, num_bytes): (*mut u8, usize),
         from: usize,
         tag: Tag,
-    ) -> Result<Request<'_>, MpiError> {
+    ) -> Result<Request<'_>, LibraryError> {
         let mut handle = sys::REQUEST_NULL;
         let count = num_bytes as sys::Count;
         let (from, tag, receive) = (int(from), c_int::from(tag.0), self.table().MPI_Irecv_c);
@@ -110,7 +110,7 @@ impl Comm {
 
 impl Request<'_> {
     /// Lets the library work, and looks whether the operation is done.
-    fn poll(&mut self) -> Result<bool, MpiError> {
+    fn poll(&mut self) -> Result<bool, LibraryError> {
         if self.is_done() {
             return Ok(true);
         }
@@ -130,7 +130,7 @@ impl Request<'_> {
 
 impl Sending<'_> {
     /// Lets the library work, and looks whether the bytes are gone.
-    pub(in crate::mpi) fn poll(&mut self) -> Result<bool, MpiError> {
+    pub(in crate::mpi) fn poll(&mut self) -> Result<bool, LibraryError> {
         self.request.poll()
     }
 }
@@ -167,7 +167,7 @@ impl<'a> Landing<'a> {
         num_bytes: usize,
         from: usize,
         tag: Tag,
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         let range = self.posted..self.posted + num_bytes;
         assert!(range.end <= self.num_bytes, "more would arrive than there is room for");
         // SAFETY: the range lies within the buffer.
@@ -194,7 +194,7 @@ impl<'a> Landing<'a> {
     }
 
     /// Lets the library work, and returns the next piece if it has arrived.
-    pub(in crate::mpi) fn poll(&mut self) -> Result<Option<Range<usize>>, MpiError> {
+    pub(in crate::mpi) fn poll(&mut self) -> Result<Option<Range<usize>>, LibraryError> {
         let Some((range, request)) = self.incoming.front_mut() else { return Ok(None) };
         if !request.poll()? {
             return Ok(None);
@@ -211,7 +211,7 @@ impl<'a> Landing<'a> {
         range: Range<usize>,
         to: usize,
         tag: Tag,
-    ) -> Result<(), MpiError> {
+    ) -> Result<(), LibraryError> {
         assert!(range.start <= range.end && range.end <= self.filled, "the piece has arrived");
         // SAFETY: the range lies within the buffer.
         let place = unsafe { self.start.add(range.start) };
@@ -224,7 +224,7 @@ impl<'a> Landing<'a> {
     }
 
     /// Lets the library work, and returns how many pieces are still being passed on.
-    pub(in crate::mpi) fn poll_outgoing(&mut self) -> Result<usize, MpiError> {
+    pub(in crate::mpi) fn poll_outgoing(&mut self) -> Result<usize, LibraryError> {
         while let Some(request) = self.outgoing.front_mut() {
             if !request.poll()? {
                 break;

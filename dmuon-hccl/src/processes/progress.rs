@@ -1,15 +1,11 @@
 //! The thread that runs a group's collectives, in the order in which they were started.
 
 use super::{
-    course::{Course, Stop, tag_of},
-    native, ordered,
-    result::MpiError,
-    safe::Comm,
+    conduit::{Conduit, Division},
+    course::{Course, Stop},
 };
-use crate::control::{Member, Place};
-use dmuon_core::{
-    Buffer, BufferPool, Call, CallSite, Collectives, Element, Error, Rank, SharedBuffer,
-};
+use crate::control::{GroupId, Member, Place};
+use dmuon_core::{Buffer, BufferPool, Call, CallSite, Element, Error, Rank, SharedBuffer};
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
@@ -27,16 +23,16 @@ pub(super) struct Shared {
     pub(super) pool: BufferPool,
     pub(super) deadline: Duration,
     pub(super) verify: bool,
-    pub(super) collectives: Collectives,
     /// Calls that are started and not done.
     pub(super) in_flight: AtomicUsize,
 }
 
-/// A group's communicator and everything its thread works with.
+/// A group's conduit and everything its thread works with.
 #[derive(Debug)]
-pub(super) struct Rig {
+pub(super) struct Rig<C> {
     pub(super) shared: Arc<Shared>,
-    pub(super) comm: Comm,
+    pub(super) conduit: C,
+    /// The group's world ranks.
     pub(super) ranks: Arc<[Rank]>,
 }
 
@@ -45,15 +41,18 @@ pub(super) struct Rig {
 pub(super) struct Ticket<T>(Mutex<Option<Result<T, Error>>>);
 
 /// What a group's thread is asked to do.
-pub(super) type Job = Box<dyn FnOnce(&Rig) + Send>;
+pub(super) type Job<C> = Box<dyn FnOnce(&mut Rig<C>) + Send>;
 
 /// Starts the thread of a group; it ends with the last sender.
-pub(super) fn start(rig: Rig, group: &str) -> Result<mpsc::Sender<Job>, Error> {
-    let (sender, receiver) = mpsc::channel::<Job>();
+pub(super) fn start<C: Conduit>(
+    mut rig: Rig<C>,
+    group: &str,
+) -> Result<mpsc::Sender<Job<C>>, Error> {
+    let (sender, receiver) = mpsc::channel::<Job<C>>();
     let rank = rig.shared.member.rank();
-    let work = move || receiver.into_iter().for_each(|job| job(&rig));
+    let work = move || receiver.into_iter().for_each(|job| job(&mut rig));
     thread::Builder::new()
-        .name(format!("mpi-{group}"))
+        .name(group.to_owned())
         .spawn(work)
         .map_err(|source| Error::Thread { rank, source: Arc::new(source) })?;
     Ok(sender)
@@ -67,10 +66,10 @@ impl Shared {
     }
 }
 
-impl Rig {
+impl<C: Conduit> Rig<C> {
     /// Runs one collective.
     pub(super) fn run(
-        &self,
+        &mut self,
         call: &Call,
         (place, site): (Place, &CallSite),
         input: Option<SharedBuffer>,
@@ -81,55 +80,43 @@ impl Rig {
             let sum = self.run(&wide, (place, site), input)?;
             return Ok(sum.map(|sum| float.narrow(sum, &self.shared.pool)));
         }
-        let course = self.course(call, place);
-        let outcome = match self.shared.collectives {
-            Collectives::Library => native::run(&course, call, input, self.shared.verify),
-            _ => ordered::run(&course, call, input),
-        };
-        outcome.map_err(|stop| self.explain(stop, site))
+        self.travel((place, site), |conduit, course| conduit.run(course, call, input))
     }
 
-    /// Gathers `own` from every rank, then makes a communicator of those with the same color.
+    /// Gathers every rank's color and key, `own` among them, then forms this rank's new group,
+    /// the `split`-th of the group `parent`.
     pub(super) fn split(
-        &self,
-        call: &Call,
+        &mut self,
         (place, site): (Place, &CallSite),
+        (parent, split): (GroupId, u64),
         own: [u64; 2],
-    ) -> Result<(Vec<[u64; 2]>, Comm), Error> {
-        let course = self.course(call, place);
+    ) -> Result<Rig<C>, Error> {
         let input = Buffer::from_elements(&own).freeze();
-        let all = ordered::all_gather(&course, &input).map_err(|stop| self.explain(stop, site))?;
-        let all = all.elements::<[u64; 2]>().to_vec();
-        // The library takes small numbers only: colors are told apart by how many ranks have a
-        // lower one, and keys by how many members come earlier.
-        let rank = self.comm.rank();
-        let color = all.iter().filter(|[color, _]| *color < own[0]).count();
-        let earlier = |(other, [color, key]): &(usize, [u64; 2])| {
-            *color == own[0] && (*key, *other) < (own[1], rank)
-        };
-        let key = all.iter().copied().enumerate().filter(earlier).count();
-        // Everybody is here, so the library's own split does not wait for long.
-        let comm = self.comm.split(color, key);
-        let comm = comm.map_err(|error| self.explain(Stop::Library(error), site))?;
-        Ok((all, comm))
+        let (division, conduit) = self.travel((place, site), |conduit, course| {
+            let all = conduit.all_gather(course, input)?;
+            let id = parent.child(split, own[0] as usize);
+            let division = Division::of(conduit.rank(), all.elements(), id);
+            // Everybody is here, so what follows does not wait for long.
+            let part = conduit.split(course, &division)?;
+            Ok((division, part))
+        })?;
+        let ranks = division.members.iter().map(|place| self.ranks[*place]).collect();
+        Ok(Rig { shared: self.shared.clone(), conduit, ranks })
     }
 
-    fn course(&self, call: &Call, place: Place) -> Course<'_> {
-        Course {
-            comm: &self.comm,
-            ranks: &self.ranks,
-            pool: &self.shared.pool,
-            watch: self.shared.member.watch(),
-            place,
-            tag: tag_of(call, place),
-        }
-    }
-
-    /// The error; a library that refuses once is not trusted again by anybody.
-    fn explain(&self, stop: Stop, site: &CallSite) -> Error {
-        let broken = matches!(stop, Stop::Library(MpiError { .. }));
-        let error = stop.into_error(site, self.comm.rank(), &self.ranks);
-        if broken { self.shared.member.fail(error) } else { error }
+    /// Lets the conduit do something. A library that refuses once is not trusted again by anybody.
+    fn travel<T>(
+        &mut self,
+        (place, site): (Place, &CallSite),
+        body: impl FnOnce(&mut C, &Course<'_>) -> Result<T, Stop>,
+    ) -> Result<T, Error> {
+        let (pool, watch) = (&self.shared.pool, &**self.shared.member.watch());
+        let course = Course { ranks: &self.ranks, pool, watch, place };
+        body(&mut self.conduit, &course).map_err(|stop| {
+            let broken = matches!(stop, Stop::Library(_));
+            let error = stop.into_error(site, self.conduit.rank(), &self.ranks);
+            if broken { self.shared.member.fail(error) } else { error }
+        })
     }
 }
 

@@ -1,42 +1,26 @@
-//! One process's seat in a world of processes: joining it, failing it, leaving it.
+//! Joining a world of processes over MPI: the library's world first, the control connection through it.
 
 use super::{
+    conduit::MpiConduit,
     error::MpiJoinError,
-    group::MpiGroup,
-    progress::{Rig, Shared},
     runtime::Runtime,
     safe::{Comm, Library},
 };
 use crate::{
-    Claim, LaunchSpec, Rendezvous,
-    control::{Credentials, GroupId, Host, Member},
+    Claim, LaunchSpec, Process, Rendezvous,
+    control::{Credentials, Host, Member},
+    processes::Opening,
 };
-use dmuon_core::{BufferPool, EngineOptions, Error, Ledger, Rank, Recorder, Result, Seat, World};
+use dmuon_core::{EngineOptions, Error, Rank, Result};
 use serde::{Deserialize, Serialize};
 use std::{
     hash::{BuildHasher, RandomState},
-    path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicUsize},
     time::{Duration, Instant},
 };
-
-/// How long a process whose world has failed waits for the others before it exits.
-const LINGER: Duration = Duration::from_millis(500);
 
 /// Room for rank 0's invitation, and for a machine's name.
 const INVITATION_BYTES: usize = 1024;
 const NAME_BYTES: usize = 256;
-
-/// A process that has joined a world of processes over MPI.
-#[derive(Debug)]
-pub struct Process {
-    shared: Arc<Shared>,
-    world: World,
-    runtime: Arc<Runtime>,
-    /// On rank 0.
-    host: Option<Host>,
-    dump: Option<PathBuf>,
-}
 
 /// What rank 0 tells everybody over MPI: where it listens, or why it can't.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,70 +29,21 @@ struct Invitation {
     token: String,
 }
 
-impl Process {
-    /// Joins the world of all processes that the launcher started.
-    ///
-    /// # Collective
-    /// Every process.
-    ///
-    /// # Errors
-    /// [`MpiJoinError`], as [`Error::External`]: no library, a library that counts other ranks than
-    /// the launcher, or somebody who does not come within the deadline.
-    pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Self> {
-        let deadline = options.resolved_deadline()?;
-        let (verify, collectives) = (options.resolved_verify()?, options.resolved_collectives()?);
-        let runtime = Runtime::acquire(deadline).map_err(Error::external)?;
-        let (comm, host, member) = connect(&runtime, spec, deadline).map_err(Error::external)?;
-        let (pool, in_flight) = (BufferPool::new(), AtomicUsize::new(0));
-        let shared = Shared { member, pool, deadline, verify, collectives, in_flight };
-        let shared = Arc::new(shared);
-        let world = world(&shared, comm, options)?;
-        Ok(Self { shared, world, runtime, host, dump: options.resolved_dump() })
-    }
-
-    /// Leaves the world, after the rank has [finished](Seat::finish).
-    ///
-    /// # Errors
-    /// Why the world has failed, on this rank or another.
-    pub fn leave(self) -> Result<()> {
-        let failure = self.shared.member.watch().failure();
-        match &self.host {
-            Some(host) => {
-                self.shared.member.leave(Duration::ZERO);
-                host.linger(LINGER);
-            }
-            None => self.shared.member.leave(LINGER),
-        }
-        match failure {
-            Some(failure) => Err(failure),
-            None => {
-                self.runtime.release();
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Seat for Process {
-    fn world(&self) -> World {
-        self.world.clone()
-    }
-
-    fn fail(&self, cause: Error) {
-        self.shared.member.fail(cause);
-    }
-
-    /// Waits for this rank's calls, then for all other ranks to finish: MPI lets nobody go early.
-    fn finish(&self) {
-        let finished = self.shared.drain().and_then(|()| self.shared.member.finish());
-        if let Err(failure) = finished {
-            tracing::debug!(%failure, "the world failed before this rank could leave");
-        }
-    }
-
-    fn dump_directory(&self) -> Option<&Path> {
-        self.dump.as_deref()
-    }
+/// Joins the world of all processes that the launcher started.
+///
+/// # Collective
+/// Every process.
+///
+/// # Errors
+/// [`MpiJoinError`], as [`Error::External`]: no library, a library that counts other ranks than
+/// the launcher, or somebody who does not come within the deadline.
+pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
+    let deadline = options.resolved_deadline()?;
+    let (verify, collectives) = (options.resolved_verify()?, options.resolved_collectives()?);
+    let runtime = Runtime::acquire(deadline).map_err(Error::external)?;
+    let (comm, host, member) = connect(&runtime, spec, deadline).map_err(Error::external)?;
+    let conduit = MpiConduit { comm, collectives, verify };
+    Process::open(Opening { conduit, member, host, engine: Some(runtime) }, options)
 }
 
 /// Meets everybody over MPI, and then over the control connection.
@@ -124,16 +59,6 @@ fn connect(
     let (token, rank, world_size) = (invitation.token, comm.world_rank(), comm.size());
     let member = Member::join(&address, &Credentials { token, rank, world_size }, deadline)?;
     Ok((comm, host, member))
-}
-
-fn world(shared: &Arc<Shared>, comm: Comm, options: &EngineOptions) -> Result<World> {
-    let (rank, size) = (comm.world_rank(), comm.size());
-    let recorder = Recorder::new(rank, Instant::now(), options.recorder_capacity);
-    let ranks = (0..size).map(Rank).collect();
-    let rig = Rig { shared: shared.clone(), comm, ranks };
-    let group = MpiGroup::new(rig, GroupId::WORLD, "world", recorder.clone())?;
-    let (pool, deadline) = (shared.pool.clone(), shared.deadline);
-    Ok(World::new(group, pool, Ledger::new(), recorder, deadline))
 }
 
 /// Makes a communicator of all processes, and has rank 0 invite everybody to its control

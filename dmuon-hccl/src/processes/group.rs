@@ -1,6 +1,9 @@
 //! A group of processes as one of them sees it.
 
-use super::progress::{self, Job, Rig, Shared, Ticket};
+use super::{
+    conduit::Conduit,
+    progress::{self, Job, Rig, Shared, Ticket},
+};
 use crate::control::{GroupId, Place};
 use dmuon_core::{
     Call, CallSite, Capabilities, Element, Error, Group, Memory, Op, Pending, Rank, Recorder,
@@ -13,28 +16,33 @@ use std::{
 
 /// A member of a group of processes.
 #[derive(Debug)]
-pub(super) struct MpiGroup {
+pub(super) struct ProcessGroup<C> {
     shared: Arc<Shared>,
     id: GroupId,
     name: Arc<str>,
     rank: usize,
     ranks: Arc<[Rank]>,
     recorder: Recorder,
-    queue: Mutex<Queue>,
+    queue: Mutex<Queue<C>>,
 }
 
 /// What starting a call changes, so that calls are numbered in the order in which they run.
 #[derive(Debug)]
-struct Queue {
-    jobs: mpsc::Sender<Job>,
+struct Queue<C> {
+    jobs: mpsc::Sender<Job<C>>,
     num_calls: u64,
     num_splits: u64,
 }
 
-impl MpiGroup {
-    /// The group of a communicator, with a thread of its own.
-    pub(super) fn new(rig: Rig, id: GroupId, name: &str, recorder: Recorder) -> Result<Arc<Self>> {
-        let (shared, ranks, rank) = (rig.shared.clone(), rig.ranks.clone(), rig.comm.rank());
+impl<C: Conduit> ProcessGroup<C> {
+    /// The group of a conduit, with a thread of its own.
+    pub(super) fn new(
+        rig: Rig<C>,
+        id: GroupId,
+        name: &str,
+        recorder: Recorder,
+    ) -> Result<Arc<Self>> {
+        let (shared, ranks, rank) = (rig.shared.clone(), rig.ranks.clone(), rig.conduit.rank());
         let queue = Queue { jobs: progress::start(rig, name)?, num_calls: 0, num_splits: 0 };
         let (name, queue) = (name.into(), Mutex::new(queue));
         Ok(Arc::new(Self { shared, id, name, rank, ranks, recorder, queue }))
@@ -60,13 +68,13 @@ impl MpiGroup {
     /// Puts `work` at the end of the queue; whoever waits gets its result.
     fn enqueue<T: Send + 'static>(
         &self,
-        queue: &Queue,
-        work: impl FnOnce(&Rig) -> Result<T> + Send + 'static,
+        queue: &Queue<C>,
+        work: impl FnOnce(&mut Rig<C>) -> Result<T> + Send + 'static,
     ) -> Arc<Ticket<T>> {
         let ticket = Ticket::new();
         let left = ticket.clone();
         self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
-        let job: Job = Box::new(move |rig| {
+        let job: Job<C> = Box::new(move |rig| {
             // Ends with the input's handle: a rank may write its own input after its wait.
             let outcome = work(rig);
             left.complete(outcome);
@@ -87,12 +95,12 @@ impl MpiGroup {
     }
 
     /// Numbers and jobs go together, so a panic elsewhere does no harm.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, Queue<C>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Group for MpiGroup {
+impl<C: Conduit> Group for ProcessGroup<C> {
     fn name(&self) -> &str {
         &self.name
     }
@@ -114,7 +122,7 @@ impl Group for MpiGroup {
             memory: Memory::Host,
             shares_memory: false,
             aborts_waits: true,
-            native_average: false,
+            native_average: C::NATIVE_AVERAGE,
         }
     }
 
@@ -129,17 +137,10 @@ impl Group for MpiGroup {
         let place = Place { group: self.id.splits(), sequence: split };
         let site = self.site(&call, split);
         self.note(place, &site, &call);
-        let at = site.clone();
-        let ticket = self.enqueue(&queue, move |rig| rig.split(&call, (place, &at), own));
+        let (at, parent) = (site.clone(), (self.id, split));
+        let ticket = self.enqueue(&queue, move |rig| rig.split((place, &at), parent, own));
         drop(queue);
-        let (all, comm) = self.in_flight(ticket, place, site).wait(self.shared.deadline)?;
-        let mut members: Vec<(u64, Rank)> = Vec::new();
-        for ([_, key], rank) in all.iter().zip(&*self.ranks).filter(|([c, _], _)| *c == own[0]) {
-            members.push((*key, *rank));
-        }
-        members.sort_by_key(|(key, _)| *key);
-        let ranks = members.into_iter().map(|(_, rank)| rank).collect();
-        let rig = Rig { shared: self.shared.clone(), comm, ranks };
+        let rig = self.in_flight(ticket, place, site).wait(self.shared.deadline)?;
         let id = self.id.child(split, color);
         Ok(Self::new(rig, id, name, self.recorder.clone())?)
     }

@@ -1,0 +1,104 @@
+//! A lane as a conduit: host buffers go up to the device and results come down.
+
+use super::Lane;
+use crate::{
+    LibraryError,
+    processes::{Conduit, Course, Division, Stop},
+};
+use dmuon_core::{Call, Element, Op, SharedBuffer};
+
+/// A lane that takes host buffers.
+#[derive(Debug)]
+pub(crate) struct Staged<L> {
+    lane: L,
+    /// The rank that did not come to a call, by its place here: the lane ended with that.
+    gone: Option<usize>,
+}
+
+impl<L: Lane> Staged<L> {
+    pub(crate) fn new(lane: L) -> Self {
+        Self { lane, gone: None }
+    }
+
+    /// Runs `call` on the device until its result may be collected.
+    fn drive(
+        &mut self,
+        course: &Course<'_>,
+        call: &Call,
+        input: Option<&[u8]>,
+    ) -> Result<(), Stop> {
+        if let Some(gone) = self.gone {
+            return Err(Stop::Gone(gone));
+        }
+        // Ranks meet for nothing, too, but libraries do not move it.
+        let barrier = (call.num_elems == 0).then(|| Call::barrier(call.label.clone()));
+        let (call, input) = match &barrier {
+            Some(barrier) => (barrier, None),
+            None => (call, input),
+        };
+        self.lane.issue(call, input)?;
+        self.wait(course, |lane| Ok(lane.poll()?.then_some(())))
+    }
+
+    /// Waits for every other rank. If one does not come, nothing can be waited for ever again.
+    fn wait<T>(
+        &mut self,
+        course: &Course<'_>,
+        mut poll: impl FnMut(&mut L) -> Result<Option<T>, LibraryError>,
+    ) -> Result<T, Stop> {
+        let others: Vec<_> = (0..self.size()).filter(|rank| *rank != self.rank()).collect();
+        let lane = &mut self.lane;
+        let outcome = course.wait(&others, || poll(lane));
+        outcome.inspect_err(|stop| {
+            if let Stop::Gone(gone) = stop {
+                self.gone = Some(*gone);
+            }
+            self.lane.abort();
+        })
+    }
+}
+
+impl<L: Lane> Conduit for Staged<L> {
+    const NATIVE_AVERAGE: bool = L::NATIVE_AVERAGE;
+
+    fn rank(&self) -> usize {
+        self.lane.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.lane.size()
+    }
+
+    fn run(
+        &mut self,
+        course: &Course<'_>,
+        call: &Call,
+        input: Option<SharedBuffer>,
+    ) -> Result<Option<SharedBuffer>, Stop> {
+        self.drive(course, call, input.as_deref())?;
+        if call.op == (Op::Broadcast { root: self.rank() }) {
+            return Ok(input);
+        }
+        let Some(num_bytes) = call.output_bytes(self.rank(), self.size()) else { return Ok(None) };
+        let mut output = course.pool.take(num_bytes);
+        if num_bytes > 0 {
+            self.lane.collect(call, output.as_mut_slice())?;
+        }
+        Ok(Some(output.freeze()))
+    }
+
+    fn all_gather(
+        &mut self,
+        course: &Course<'_>,
+        input: SharedBuffer,
+    ) -> Result<SharedBuffer, Stop> {
+        let call = Call::new(Op::AllGather, "set-up", Element::U8, input.len_bytes());
+        let all = self.run(course, &call, Some(input))?;
+        Ok(all.expect("an all-gather has an output on every rank"))
+    }
+
+    fn split(&mut self, course: &Course<'_>, division: &Division) -> Result<Self, Stop> {
+        let mut forming = self.lane.split(division)?;
+        self.wait(course, |_| L::formed(&mut forming)).map(Self::new)
+    }
+}

@@ -1,0 +1,16 @@
+//! Ranks that are processes, whatever moves their data: groups, their threads, and the rank's seat.
+//!
+//! Every group has a thread of its own, which runs the group's calls first in, first out, over the
+//! group's [`Conduit`]: the engine. Who is here, who failed and who is late is the business of
+//! [`control`](crate::control), the same for every engine.
+
+mod conduit;
+mod course;
+mod group;
+mod process;
+mod progress;
+
+pub(crate) use conduit::{Conduit, Division};
+pub(crate) use course::{Course, Stop};
+pub use process::Process;
+pub(crate) use process::{Opening, Release};
