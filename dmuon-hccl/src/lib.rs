@@ -6,8 +6,13 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
+#[cfg(feature = "hccl")]
+#[expect(unsafe_code, reason = "loading runs foreign code")]
+mod dylib;
 mod environment;
 mod error;
+#[cfg(feature = "hccl")]
+pub mod hccl;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
