@@ -3,5 +3,6 @@
 mod cases;
 mod copying;
 mod in_process;
+mod order;
 mod suite;
 mod threads;

@@ -17,13 +17,13 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn run(num_ranks: usize, body: fn(World) -> Result<()>) -> Vec<Result<()>>;
 }
 
-/// Instantiates every case for one engine.
+/// Instantiates cases of the crate's module `root` for one engine.
 macro_rules! conformance {
-    ($engine:ty: $($module:ident::{$($case:ident),* $(,)?})*) => {
+    ($root:ident, $engine:ty: $($module:ident::{$($case:ident),* $(,)?})*) => {
         $(mod $module {
             $(#[test]
             fn $case() {
-                crate::cases::$module::$case::<$engine>();
+                crate::$root::$module::$case::<$engine>();
             })*
         })*
     };
@@ -73,20 +73,6 @@ pub(crate) fn value(rank: usize, at: usize) -> f32 {
 pub(crate) fn input(rank: usize, from: usize, num_elems: usize) -> SharedBuffer {
     let values: Vec<f32> = (from..from + num_elems).map(|at| value(rank, at)).collect();
     Buffer::from_elements(&values).freeze()
-}
-
-/// The canonical sum by its definition.
-pub(crate) fn naive_sum(values: &[f32]) -> f32 {
-    match values {
-        [value] => *value,
-        _ => {
-            let mut split = 1;
-            while 2 * split < values.len() {
-                split *= 2;
-            }
-            naive_sum(&values[..split]) + naive_sum(&values[split..])
-        }
-    }
 }
 
 /// Starts a collective over `f32` and waits for it.

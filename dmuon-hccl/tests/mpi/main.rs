@@ -4,6 +4,8 @@
 mod cases;
 mod large;
 mod library;
+#[path = "../../../dmuon-core/tests/conformance/order/mod.rs"]
+mod order;
 mod ordered;
 mod processes;
 #[path = "../../../dmuon-core/tests/conformance/suite.rs"]

@@ -1,7 +1,7 @@
 //! The suite on processes, with collectives in the canonical order.
 
 use crate::{
-    cases,
+    order,
     processes::run,
     suite::{Engine, PATIENCE},
 };
@@ -19,4 +19,4 @@ impl Engine for Ordered {
     }
 }
 
-cases::for_engine!(Ordered);
+order::for_engine!(Ordered);
