@@ -51,6 +51,7 @@ impl Device {
     /// Notes that something is left on the device that nobody waits for any more.
     pub(in crate::hccl) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
+        self.library.abandon();
     }
 
     pub(super) fn is_abandoned(&self) -> bool {

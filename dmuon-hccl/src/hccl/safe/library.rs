@@ -15,15 +15,21 @@ use std::{
     ptr::null,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 /// AscendCL, once this process has initialized it through here.
 static INITIALIZED: Mutex<Option<Library>> = Mutex::new(None);
 
-/// Devices that are in use, or were left in use by a failure.
+/// Devices that are in use, and whether one was left in use by a failure.
 static NUM_DEVICES: AtomicUsize = AtomicUsize::new(0);
+static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
+
+/// How long the exit of a process waits for threads that are about to return their devices.
+const RETURN_TIME: Duration = Duration::from_secs(2);
 
 /// Both loaded libraries; clones share them. Never unloaded: their threads may still run at exit.
 #[derive(Clone, Debug)]
@@ -80,6 +86,11 @@ impl Library {
     pub(super) fn release(&self) {
         NUM_DEVICES.fetch_sub(1, Ordering::AcqRel);
     }
+
+    /// Notes that a device will never be returned.
+    pub(super) fn abandon(&self) {
+        IS_ABANDONED.store(true, Ordering::Release);
+    }
 }
 
 fn load(libraries: &Libraries) -> Result<Table, EngineLoadError> {
@@ -117,10 +128,15 @@ fn open(
     found.map_err(|tried| EngineLoadError::NotFound { engine, tried, variable })
 }
 
-/// Finalizes at exit, unless a device was left in use: then others may never come.
+/// Finalizes at exit, once all devices are returned; never if one was left in use, as that might not
+/// end.
 extern "C" fn finalize() {
-    if NUM_DEVICES.load(Ordering::Acquire) > 0 {
-        return;
+    let start = Instant::now();
+    while NUM_DEVICES.load(Ordering::Acquire) > 0 {
+        if IS_ABANDONED.load(Ordering::Acquire) || start.elapsed() > RETURN_TIME {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
     }
     if let Some(library) = lock().take() {
         // SAFETY: no device is in use, and nothing of it is called afterwards.

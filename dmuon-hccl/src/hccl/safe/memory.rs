@@ -39,13 +39,13 @@ impl Memory {
         self.num_bytes
     }
 
-    /// Has room for `num_bytes`, at least one; what it held before is lost if it grows.
+    /// Has room for `num_bytes`; what it held before is lost if it grows.
     pub(super) fn reserve(&mut self, num_bytes: usize) -> Result<(), LibraryError> {
-        if num_bytes <= self.num_bytes && self.start.is_some() {
+        if num_bytes <= self.num_bytes {
             return Ok(());
         }
         self.free()?;
-        let num_bytes = num_bytes.max(1).next_multiple_of(GRANULE);
+        let num_bytes = num_bytes.next_multiple_of(GRANULE);
         let table = &self.device.library.table;
         let mut start = null_mut();
         // SAFETY: takes a pointer to fill and a size that is not zero.
