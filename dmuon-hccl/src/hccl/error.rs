@@ -68,6 +68,16 @@ pub enum HcclJoinError {
     /// What rank 0 shared is no root information.
     #[error("rank 0's root information is not HCCL's; start the same program on all ranks")]
     RootInfo,
+    /// The device does not open.
+    #[error(
+        "AscendCL did not open this rank's device within {} s: does `npu-smi info` show it, and who \
+         uses it?",
+        waited.as_secs_f64()
+    )]
+    Stuck {
+        /// How long this process waited.
+        waited: Duration,
+    },
     /// The communicator of all ranks was not made in time.
     #[error("HCCL did not connect the ranks within {} s; {}", waited.as_secs_f64(), late(missing))]
     Late {

@@ -8,25 +8,21 @@ use super::{
     safe::{Comm, Device, Library, RootInfo, Settings},
 };
 use crate::{
-    Environment, LaunchSpec, LibraryError, Process,
-    control::{Board, Credentials, Member},
+    Environment, LaunchSpec, Process,
+    control::{Credentials, Member},
     device::Staged,
     processes::Opening,
     rank_table,
 };
 use dmuon_core::{Collectives, EngineOptions, Error, Rank, Result};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What rank 0's root information is shared as.
 const ROOT: &str = "hccl root";
-
-/// How the communicator is made, and where it is left.
-type Making = Box<dyn FnOnce(Arc<Device>) -> Result<Comm, LibraryError> + Send>;
-type Outcome = Arc<Mutex<Option<Result<Comm, LibraryError>>>>;
 
 /// Joins the world of all processes that the launcher started, over the libraries that the
 /// environment names.
@@ -52,13 +48,15 @@ pub fn join_with(
 ) -> Result<Process> {
     check_order(options)?;
     let deadline = options.resolved_deadline()?;
-    let place = spec.rendezvous.as_ref();
     let nowhere = || Error::external(HcclJoinError::NoMeetingPlace { claim: spec.claim() });
-    let credentials = Credentials::read(spec, &Environment::of_process());
-    let met = place.ok_or_else(nowhere)?.meet(&credentials, deadline);
-    let (member, host) = met.map_err(|error| Error::external(HcclJoinError::Rendezvous(error)))?;
+    let place = spec.rendezvous.as_ref().ok_or_else(nowhere)?;
+    let met = place.meet(&Credentials::read(spec, &Environment::of_process()), deadline);
+    let (member, host) = met.map_err(|error| Error::external(HcclJoinError::from(error)))?;
+    let start =
+        Start { libraries, spec, member: &member, until: Instant::now() + deadline, deadline };
     // The others wait for this rank from here on.
-    let lane = start(libraries, spec, (&member, deadline))
+    let lane = start
+        .lane()
         .inspect_err(|error| drop(member.fail(error.clone().seen_from_afar(spec.rank))))?;
     let conduit = Staged::new(lane);
     Process::open(Opening { conduit, member, host, engine: None }, options)
@@ -74,23 +72,106 @@ fn check_order(options: &EngineOptions) -> Result<()> {
     Ok(())
 }
 
-/// Opens this rank's device and connects it to the others.
-fn start(
-    libraries: &Libraries,
-    spec: &LaunchSpec,
-    (member, deadline): (&Member, Duration),
-) -> Result<HcclLane> {
-    let device = open_device(libraries, spec).map_err(Error::external)?;
-    let world = match spec.world_size {
-        1 => None,
-        _ => Some(Arc::new(connect(&device, spec, (member, deadline))?)),
-    };
-    let settings = Settings::read(&Environment::of_process());
-    let ground = Ground { device, world, board: member.board(), settings };
-    let lane = HcclLane::of_world(ground, Order::of_world(spec.rank.0, spec.world_size));
-    lane.map_err(|error| Error::external(HcclJoinError::from(error)))
+/// The start of a rank that has met the others.
+struct Start<'a> {
+    libraries: &'a Libraries,
+    spec: &'a LaunchSpec,
+    member: &'a Member,
+    until: Instant,
+    deadline: Duration,
 }
 
+impl Start<'_> {
+    /// Opens this rank's device and connects it to the others.
+    fn lane(&self) -> Result<HcclLane> {
+        let size = self.spec.world_size;
+        let (device, root) = self.open()?;
+        let world = match size {
+            1 => None,
+            _ => Some(Arc::new(self.connect(&device, root)?)),
+        };
+        let settings = Settings::read(&Environment::of_process());
+        let ground = Ground { device, world, board: self.member.board(), settings };
+        let lane = HcclLane::of_world(ground, Order::of_world(self.spec.rank.0, size));
+        lane.map_err(|error| Error::external(HcclJoinError::from(error)))
+    }
+
+    /// Opens the device, and makes it the root of a new world where one is needed.
+    fn open(&self) -> Result<(Arc<Device>, Option<RootInfo>)> {
+        let (libraries, spec) = (self.libraries.clone(), self.spec.clone());
+        let is_root = spec.rank == Rank(0) && spec.world_size > 1 && spec.rank_table.is_none();
+        let work = move || {
+            let device = open_device(&libraries, &spec)?;
+            let root = is_root.then(|| RootInfo::new(&device)).transpose()?;
+            Ok((device, root))
+        };
+        self.bounded(work, || HcclJoinError::Stuck { waited: self.deadline })
+    }
+
+    /// Makes the communicator of all ranks.
+    fn connect(&self, device: &Arc<Device>, root: Option<RootInfo>) -> Result<Comm> {
+        let (rank, size) = (self.spec.rank.0, self.spec.world_size);
+        let table = self.spec.rank_table.clone();
+        let root = match table {
+            Some(_) => None,
+            None => Some(self.share(root)?),
+        };
+        self.member.board().post(&attendance(self.spec.rank), "here");
+        let own = device.clone();
+        let work = move || {
+            own.enter()?;
+            Ok(match (&root, &table) {
+                (Some(root), _) => Comm::around(own, root, (rank, size))?,
+                (None, Some(table)) => Comm::of_table(own, table, rank)?,
+                (None, None) => return Err(HcclJoinError::RootInfo),
+            })
+        };
+        let late = || HcclJoinError::Late { waited: self.deadline, missing: self.absent() };
+        // Whatever the library is doing then, nobody waits for it any more.
+        self.bounded(work, late).inspect_err(|_| device.abandon())
+    }
+
+    /// Rank 0's root information, on every rank.
+    fn share(&self, own: Option<RootInfo>) -> Result<RootInfo> {
+        let own = own.map(|info| info.to_hex());
+        let text = self.member.share(ROOT, own.as_deref(), self.left())?;
+        RootInfo::from_hex(&text).ok_or_else(|| Error::external(HcclJoinError::RootInfo))
+    }
+
+    /// Runs what may block in a library, on a thread that is left behind if it does for too long.
+    fn bounded<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, HcclJoinError> + Send + 'static,
+        late: impl FnOnce() -> HcclJoinError,
+    ) -> Result<T> {
+        let (sender, receiver) = mpsc::channel();
+        let watch = self.member.watch().clone();
+        let body = move || {
+            // Nobody takes it if this is too late.
+            let _taken = sender.send(work());
+            watch.notify();
+        };
+        let thread = thread::Builder::new().name("dmuon-hccl".into()).spawn(body);
+        thread.map_err(|source| Error::external(HcclJoinError::Thread { source }))?;
+        match self.member.watch().wait(self.left(), || receiver.try_recv().ok()) {
+            Some(outcome) => outcome?.map_err(Error::external),
+            None => Err(Error::external(late())),
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Ranks that have not come as far as asking HCCL to connect them.
+    fn absent(&self) -> Vec<Rank> {
+        let board = self.member.board();
+        let is_absent = |rank: &Rank| board.posted(&attendance(*rank)).is_none();
+        (0..self.spec.world_size).map(Rank).filter(is_absent).collect()
+    }
+}
+
+/// The device that is this rank's.
 fn open_device(libraries: &Libraries, spec: &LaunchSpec) -> Result<Arc<Device>, HcclJoinError> {
     let library = Library::open::<HcclJoinError>(libraries)?;
     let (claim, num_devices) = (spec.claim(), library.num_devices()?);
@@ -103,65 +184,6 @@ fn open_device(libraries: &Libraries, spec: &LaunchSpec) -> Result<Arc<Device>, 
         return Err(HcclJoinError::NoDevice { claim, device, num_devices });
     }
     Ok(Arc::new(Device::open(library, device)?))
-}
-
-/// Makes the communicator of all ranks, on a thread that may be left behind.
-fn connect(
-    device: &Arc<Device>,
-    spec: &LaunchSpec,
-    (member, deadline): (&Member, Duration),
-) -> Result<Comm> {
-    let (rank, size) = (spec.rank.0, spec.world_size);
-    let making: Making = match spec.rank_table.clone() {
-        Some(path) => Box::new(move |device| Comm::of_table(device, &path, rank)),
-        None => {
-            let root = share_root(device, (member, deadline))?;
-            Box::new(move |device| Comm::around(device, &root, (rank, size)))
-        }
-    };
-    member.board().post(&attendance(spec.rank), "here");
-    let place = spawn(making, device.clone(), member).map_err(Error::external)?;
-    let poll = || place.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(outcome) = member.watch().wait(deadline, poll) else {
-        device.abandon();
-        let missing = absent(&member.board(), size);
-        return Err(Error::external(HcclJoinError::Late { waited: deadline, missing }));
-    };
-    outcome
-        .inspect_err(|_| device.abandon())?
-        .map_err(|error| Error::external(HcclJoinError::from(error)))
-}
-
-/// Has a thread of its own make the communicator, and leave it.
-fn spawn(making: Making, device: Arc<Device>, member: &Member) -> Result<Outcome, HcclJoinError> {
-    let (outcome, watch) = (Outcome::default(), member.watch().clone());
-    let place = outcome.clone();
-    let work = move || {
-        let made = device.enter().and_then(|()| making(device));
-        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
-        watch.notify();
-    };
-    let thread = thread::Builder::new().name("dmuon-hccl".into()).spawn(work);
-    thread.map_err(|source| HcclJoinError::Thread { source })?;
-    Ok(outcome)
-}
-
-/// Rank 0's root information, on every rank.
-fn share_root(device: &Device, (member, deadline): (&Member, Duration)) -> Result<RootInfo> {
-    let own = match member.rank() {
-        Rank(0) => {
-            let info = RootInfo::new(device);
-            Some(info.map_err(|error| Error::external(HcclJoinError::from(error)))?.to_hex())
-        }
-        _ => None,
-    };
-    let text = member.share(ROOT, own.as_deref(), deadline)?;
-    RootInfo::from_hex(&text).ok_or_else(|| Error::external(HcclJoinError::RootInfo))
-}
-
-/// Ranks that have not come as far as asking HCCL to connect them.
-fn absent(board: &Board, size: usize) -> Vec<Rank> {
-    (0..size).map(Rank).filter(|rank| board.posted(&attendance(*rank)).is_none()).collect()
 }
 
 /// What a rank posts before it asks HCCL to connect it.

@@ -44,9 +44,10 @@ pub(super) struct Forming {
 }
 
 impl HcclLane {
-    /// The lane of all ranks, on a thread that has entered the device.
+    /// The lane of all ranks.
     pub(super) fn of_world(ground: Ground, order: Order) -> Result<Self, LibraryError> {
         let ground = Arc::new(ground);
+        ground.device.enter()?;
         let passage = match &ground.world {
             Some(world) => Some(passage(&ground, world.clone(), GroupId::WORLD, &order)?),
             None => None,

@@ -45,6 +45,7 @@ macro_rules! functions {
 functions! {
     fn refuse_all_to_all(device: i32, number: u32) = b"testdouble_refuse_all_to_all";
     fn notice(device: i32, status: i32) = b"testdouble_notice";
+    fn never_open(device: i32) = b"testdouble_never_open";
     fn never_start(device: i32) = b"testdouble_never_start";
     fn stall(device: i32) = b"testdouble_stall";
     fn lose_patience(device: i32, millis: u64) = b"testdouble_lose_patience";

@@ -117,6 +117,23 @@ fn a_rank_that_never_starts_ends_with_the_deadline() {
 }
 
 #[test]
+fn a_device_that_never_opens_is_blamed_on_its_rank() {
+    let mut ranks = Ranks::new(3);
+    ranks.options = ranks.options.with_deadline(Duration::from_secs(1));
+    double::never_open(ranks.device(1));
+    let start = Instant::now();
+    let texts = ranks.texts(all_reduce);
+    // Rank 1 gives up on its device, or another one on rank 1, whoever is first.
+    for (rank, text) in texts.iter().enumerate() {
+        let is_named = text.contains("rank 1 failed: AscendCL did not open")
+            || rank == 1 && text.contains("AscendCL did not open this rank's device within 1 s")
+            || text.contains("ranks [1] did not ask it to");
+        assert!(is_named, "rank {rank} got {text:?}");
+    }
+    assert!(start.elapsed() < PATIENCE / 2, "took {:?}", start.elapsed());
+}
+
+#[test]
 fn what_nobody_says_is_asked_for() {
     let ranks = Ranks::new(1);
     let start = |change: fn(&mut dmuon_hccl::LaunchSpec)| {

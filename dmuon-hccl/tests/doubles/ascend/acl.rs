@@ -4,11 +4,14 @@ use crate::{
     SUCCESS, Status,
     acl_status::{CONTEXT_NULL, PARAM_INVALID, REPEAT_INITIALIZE},
     device::{NUM_DEVICES, current_context, set_current},
+    faults,
     messages::fail,
 };
 use std::{
     ffi::{c_char, c_void},
     sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
 };
 
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
@@ -38,6 +41,9 @@ unsafe extern "C" fn aclrtGetDeviceCount(count: *mut u32) -> Status {
 extern "C" fn aclrtSetDevice(device: i32) -> Status {
     if !IS_INITIALIZED.load(Ordering::Acquire) {
         return fail(PARAM_INVALID, "EH0002: not initialized");
+    }
+    while faults::of(device).never_opens {
+        thread::sleep(Duration::from_millis(10));
     }
     set_current(device)
 }

@@ -17,6 +17,8 @@ pub(crate) struct Faults {
     pub(crate) all_to_all: u32,
     /// What its communicators notice by themselves; 0 for nothing.
     pub(crate) noticed: i32,
+    /// Whether it never opens.
+    pub(crate) never_opens: bool,
     /// Whether initialization never comes to an end.
     pub(crate) never_starts: bool,
     /// Whether its streams never get to a collective.
@@ -43,6 +45,11 @@ extern "C" fn testdouble_refuse_all_to_all(device: i32, number: u32) {
 #[unsafe(no_mangle)]
 extern "C" fn testdouble_notice(device: i32, status: i32) {
     change(device, |faults| faults.noticed = status);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn testdouble_never_open(device: i32) {
+    change(device, |faults| faults.never_opens = true);
 }
 
 #[unsafe(no_mangle)]
