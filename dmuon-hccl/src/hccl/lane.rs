@@ -14,6 +14,10 @@ use crate::{
 use dmuon_core::{Call, Element, Op, reduce::tree_sum};
 use std::sync::Arc;
 
+/// A barrier is a sum of nothing. So is HCCL's own, which some versions have lost to whoever loads
+/// them at run time.
+const BARRIER: [u8; size_of::<f32>()] = 0.0_f32.to_ne_bytes();
+
 /// What all lanes of a process share.
 #[derive(Debug)]
 pub(super) struct Ground {
@@ -70,7 +74,7 @@ impl HcclLane {
             Op::AllGather => Transfer::AllGather { part_bytes },
             Op::ReduceScatter => Transfer::ReduceScatter { part_elems },
             Op::AllToAll => Transfer::AllToAll { part_bytes },
-            Op::Barrier => Transfer::Barrier,
+            Op::Barrier => Transfer::AllReduce { num_elems: 1 },
         }
     }
 
@@ -119,7 +123,10 @@ impl Lane for HcclLane {
 
     fn issue(&mut self, call: &Call, input: Option<&[u8]>) -> Result<(), LibraryError> {
         let transfer = self.transfer(call);
-        let input = input.unwrap_or_default();
+        let input = match call.op {
+            Op::Barrier => &BARRIER,
+            _ => input.unwrap_or_default(),
+        };
         let Some(passage) = &mut self.passage else {
             self.brought = input.to_vec();
             return Ok(());

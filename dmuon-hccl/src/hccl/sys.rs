@@ -204,7 +204,6 @@ table! {
         fn HcclAlltoAll(
             *const c_void, u64, Datatype, *const c_void, u64, Datatype, Comm, Stream
         ) -> Status;
-        fn HcclBarrier(Comm, Stream) -> Status;
     }
 }
 

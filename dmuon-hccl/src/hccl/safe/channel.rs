@@ -22,8 +22,6 @@ pub(in crate::hccl) enum Transfer {
     ReduceScatter { part_elems: usize },
     /// To each rank one part of all outgoing bytes, by rank.
     AllToAll { part_bytes: usize },
-    /// Nothing.
-    Barrier,
 }
 
 /// A communicator with a stream and memory of its own.
@@ -163,8 +161,6 @@ impl Channel {
                     (hccl.HcclAlltoAll)(from, count, byte, to, count, byte, comm, stream)
                 })
             }
-            // SAFETY: touches no memory of ours.
-            Transfer::Barrier => ("HcclBarrier", unsafe { (hccl.HcclBarrier)(comm, stream) }),
         }
     }
 
@@ -240,7 +236,6 @@ impl Transfer {
             Self::AllGather { part_bytes } => (part_bytes, size * part_bytes),
             Self::ReduceScatter { part_elems } => (size * part_elems * single, part_elems * single),
             Self::AllToAll { part_bytes } => (size * part_bytes, size * part_bytes),
-            Self::Barrier => (0, 0),
         }
     }
 }

@@ -48,7 +48,7 @@ fn try_issue(call: Call, comm: &Comm, stream: &Stream) -> Result<(), Status> {
     let (name, device) = (call.signature.call, &comm.device);
     let _stay = device.clone().enter_hccl()?;
     device.count(name);
-    if call.signature.count == 0 && name != "HcclBarrier" {
+    if call.signature.count == 0 {
         return Ok(());
     }
     let is_ours = |(start, num_bytes)| num_bytes == 0 || memory::is_of(device.id, start, num_bytes);
@@ -316,18 +316,6 @@ unsafe extern "C" fn HcclAlltoAll(
             let own = rank * num_bytes..(rank + 1) * num_bytes;
             brought.iter().flat_map(|bytes| bytes[own.clone()].to_vec()).collect()
         },
-    };
-    // SAFETY: the caller promises live handles.
-    unsafe { issue(call, comm, stream) }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn HcclBarrier(comm: *mut c_void, stream: *mut c_void) -> Status {
-    let call = Call {
-        signature: signature("HcclBarrier", 0, 0, NO_ROOT),
-        source: (0, 0),
-        target: (0, 0),
-        result: |_, _, _| Vec::new(),
     };
     // SAFETY: the caller promises live handles.
     unsafe { issue(call, comm, stream) }
