@@ -6,6 +6,9 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
+#[cfg(feature = "mpi")]
+#[expect(unsafe_code, reason = "loading a library runs it")]
+mod dylib;
 mod environment;
 mod error;
 mod launch;
