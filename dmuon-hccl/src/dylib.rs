@@ -7,6 +7,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// What to try, in order: what the user's `variable` says, alone, or else `names`.
+#[cfg(feature = "mpi")]
+pub(crate) fn candidates(variable: &str, names: &[&str]) -> Vec<PathBuf> {
+    match std::env::var_os(variable) {
+        Some(chosen) => vec![chosen.into()],
+        None => names.iter().map(PathBuf::from).collect(),
+    }
+}
+
 /// The first of `candidates` that loads, or every one with the loader's complaint.
 ///
 /// # Safety

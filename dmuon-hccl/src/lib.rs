@@ -6,8 +6,8 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
-#[cfg(feature = "hccl")]
-#[expect(unsafe_code, reason = "loading runs foreign code")]
+#[cfg(any(feature = "mpi", feature = "hccl"))]
+#[expect(unsafe_code, reason = "loading a library runs it")]
 mod dylib;
 mod environment;
 mod error;

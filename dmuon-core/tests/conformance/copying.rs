@@ -1,6 +1,6 @@
 //! The suite on threads that each receive into memory of their own.
 
-use crate::{order, suite::Engine, threads::on_threads};
+use crate::{canonical, cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, Sharing, World};
 
 struct Copying;
@@ -11,4 +11,5 @@ impl Engine for Copying {
     }
 }
 
-order::for_engine!(Copying);
+cases::for_engine!(Copying);
+canonical::for_engine!(Copying);

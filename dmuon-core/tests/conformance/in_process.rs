@@ -1,6 +1,6 @@
 //! The suite on threads that share memory.
 
-use crate::{order, suite::Engine, threads::on_threads};
+use crate::{canonical, cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, World};
 
 struct Shared;
@@ -11,4 +11,5 @@ impl Engine for Shared {
     }
 }
 
-order::for_engine!(Shared);
+cases::for_engine!(Shared);
+canonical::for_engine!(Shared);

@@ -17,13 +17,13 @@ pub(crate) trait Engine: Send + Sync + 'static {
     fn run(num_ranks: usize, body: fn(World) -> Result<()>) -> Vec<Result<()>>;
 }
 
-/// Instantiates cases of the crate's module `root` for one engine.
+/// Instantiates every case for one engine.
 macro_rules! conformance {
-    ($root:ident, $engine:ty: $($module:ident::{$($case:ident),* $(,)?})*) => {
+    ($engine:ty: $($module:ident::{$($case:ident),* $(,)?})*) => {
         $(mod $module {
             $(#[test]
             fn $case() {
-                crate::$root::$module::$case::<$engine>();
+                crate::cases::$module::$case::<$engine>();
             })*
         })*
     };
@@ -91,4 +91,16 @@ pub(crate) fn assert_bits(actual: &[f32], expected: impl ExactSizeIterator<Item 
     for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
         assert_eq!(actual.to_bits(), expected.to_bits(), "element {at}: {actual} for {expected}");
     }
+}
+
+/// Asserts that `sum` is the sum of `values`, added in whatever order: each addition rounds a partial
+/// sum, which is no larger than the sum of magnitudes, by half an ulp at most, and twice that lies
+/// between any two orders.
+pub(crate) fn assert_sum(sum: f32, values: impl Iterator<Item = f32> + Clone) {
+    let exact: f64 = values.clone().map(f64::from).sum();
+    let magnitude: f64 = values.clone().map(|value| f64::from(value).abs()).sum();
+    let num_sums = values.count().saturating_sub(1);
+    let tolerance = num_sums as f64 * f64::from(f32::EPSILON) * magnitude;
+    let error = (f64::from(sum) - exact).abs();
+    assert!(error <= tolerance, "{sum} for {exact}, tolerance {tolerance:e}");
 }

@@ -1,4 +1,4 @@
-//! The suite, less the order of sums, on processes with the library's collectives.
+//! What the suite asks for, less the order of sums, on processes with the library's collectives.
 
 use crate::{
     cases,

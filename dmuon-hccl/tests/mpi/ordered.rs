@@ -1,7 +1,7 @@
 //! The suite on processes, with collectives in the canonical order.
 
 use crate::{
-    order,
+    canonical, cases,
     processes::run,
     suite::{Engine, PATIENCE},
 };
@@ -19,4 +19,5 @@ impl Engine for Ordered {
     }
 }
 
-order::for_engine!(Ordered);
+cases::for_engine!(Ordered);
+canonical::for_engine!(Ordered);

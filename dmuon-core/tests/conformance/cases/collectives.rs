@@ -1,13 +1,10 @@
 //! What each collective puts out, against its definition.
 
-use crate::suite::{Engine, PATIENCE, assert_bits, at_all_sizes, input, run, value};
+use crate::suite::{Engine, PATIENCE, assert_bits, assert_sum, at_all_sizes, input, run, value};
 use dmuon_core::{Buffer, BufferPool, Call, Element, FloatType, Op, Result, World};
 
 /// Nothing, one, odd, and more than one parallel task.
-const NUM_ELEMS: [usize; 4] = [0, 1, 1023, (1 << 17) + 5];
-
-/// What is summed to rounding.
-const NUM_SUMMED: usize = 10_007;
+pub(crate) const NUM_ELEMS: [usize; 4] = [0, 1, 1023, (1 << 17) + 5];
 
 pub(crate) fn broadcast_reaches_every_rank<E: Engine>() {
     at_all_sizes::<E>(|world| {
@@ -77,6 +74,30 @@ pub(crate) fn doubles_sum_and_bytes_move<E: Engine>() {
     });
 }
 
+pub(crate) fn sums_are_right_to_rounding<E: Engine>() {
+    at_all_sizes::<E>(|world| {
+        let (rank, size, group) = (world.rank().0, world.size(), world.group());
+        let num_elems = 10_007;
+        let own = || Some(input(rank, 0, num_elems));
+        if let Some(sums) = run(&*group, Op::Reduce { root: 0 }, num_elems, own())? {
+            assert_eq!(rank, 0);
+            assert_sums(sums.as_f32(), size, 0);
+        }
+        let sums = run(&*group, Op::AllReduce, num_elems, own())?;
+        assert_sums(sums.expect("every rank receives").as_f32(), size, 0);
+        let parts = input(rank, 0, size * num_elems);
+        let sums = run(&*group, Op::ReduceScatter, num_elems, Some(parts))?;
+        assert_sums(sums.expect("every rank receives").as_f32(), size, rank * num_elems);
+        Ok(())
+    });
+}
+
+fn assert_sums(sums: &[f32], size: usize, first: usize) {
+    for (at, sum) in sums.iter().enumerate() {
+        assert_sum(*sum, (0..size).map(|rank| value(rank, first + at)));
+    }
+}
+
 pub(crate) fn halves_sum_in_single_precision_and_round_once<E: Engine>() {
     at_all_sizes::<E>(|world| {
         for float in [FloatType::Bf16, FloatType::F16] {
@@ -119,34 +140,4 @@ fn sum_doubles(world: &World, rank: usize, size: usize) -> Result<()> {
     assert!(sums[0] > size as f64);
     assert_eq!(sums[1], (size * (size - 1) / 2) as f64);
     Ok(())
-}
-
-pub(crate) fn sums_are_right_to_rounding<E: Engine>() {
-    at_all_sizes::<E>(|world| {
-        let (rank, size, group) = (world.rank().0, world.size(), world.group());
-        let own = || Some(input(rank, 0, NUM_SUMMED));
-        if let Some(sums) = run(&*group, Op::Reduce { root: 0 }, NUM_SUMMED, own())? {
-            assert_eq!(rank, 0);
-            assert_close(sums.as_f32(), size, 0);
-        }
-        let sums = run(&*group, Op::AllReduce, NUM_SUMMED, own())?;
-        assert_close(sums.expect("every rank receives").as_f32(), size, 0);
-        let parts = input(rank, 0, size * NUM_SUMMED);
-        let sums = run(&*group, Op::ReduceScatter, NUM_SUMMED, Some(parts))?;
-        assert_close(sums.expect("every rank receives").as_f32(), size, rank * NUM_SUMMED);
-        Ok(())
-    });
-}
-
-/// Whatever the order, each of the n − 1 additions rounds a partial sum, which is no larger than
-/// the sum of magnitudes, by half an ulp at most; twice that lies between any two orders.
-fn assert_close(sums: &[f32], size: usize, first: usize) {
-    for (at, sum) in sums.iter().enumerate() {
-        let values = (0..size).map(|rank| f64::from(value(rank, first + at)));
-        let (exact, magnitude) =
-            values.fold((0.0, 0.0), |(sum, magnitude), v| (sum + v, magnitude + v.abs()));
-        let tolerance = (size - 1) as f64 * f64::from(f32::EPSILON) * magnitude;
-        let error = (f64::from(*sum) - exact).abs();
-        assert!(error <= tolerance, "element {at}: {sum} for {exact}, tolerance {tolerance:e}");
-    }
 }

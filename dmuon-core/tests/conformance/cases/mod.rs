@@ -1,4 +1,4 @@
-//! The cases for all engines, by what they are about; an engine runs all of them.
+//! The cases, by what they are about; every engine runs all of them.
 
 pub(crate) mod collectives;
 pub(crate) mod failures;
@@ -8,15 +8,15 @@ pub(crate) mod groups;
 /// Every case of the suite as a test of one engine.
 macro_rules! for_engine {
     ($engine:ident) => {
-        $crate::suite::conformance! { cases, super::$engine:
+        $crate::suite::conformance! { super::$engine:
             collectives::{
                 broadcast_reaches_every_rank,
                 all_gather_concatenates_in_group_order,
                 all_to_all_transposes,
                 barrier_has_no_output,
                 doubles_sum_and_bytes_move,
-                halves_sum_in_single_precision_and_round_once,
                 sums_are_right_to_rounding,
+                halves_sum_in_single_precision_and_round_once,
             }
             flight::{
                 many_in_flight_may_be_awaited_in_reverse,

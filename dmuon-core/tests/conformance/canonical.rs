@@ -1,10 +1,36 @@
-//! Sums in the canonical order, bit for bit.
+//! What engines promise beyond that whose collectives are dmuon's own: sums in one order, and no wait
+//! for ranks that a call does not need.
 
-use crate::suite::{Engine, assert_bits, at_all_sizes, input, run, value};
+use crate::{
+    cases::{collectives::NUM_ELEMS, failures::assert_all_contain},
+    suite::{Engine, assert_bits, at_all_sizes, input, run, texts, value},
+};
 use dmuon_core::Op;
 
-/// Nothing, one, odd, and more than one parallel task.
-const NUM_ELEMS: [usize; 4] = [0, 1, 1023, (1 << 17) + 5];
+/// Every such case as a test of one engine.
+macro_rules! for_engine {
+    ($engine:ident) => {
+        $crate::canonical::tests! { $engine:
+            reduce_sums_in_the_canonical_order,
+            all_reduce_gives_every_rank_the_same_bits,
+            reduce_scatter_gives_each_rank_its_part,
+            early_return_fails_only_those_who_need_it,
+        }
+    };
+}
+pub(crate) use for_engine;
+
+macro_rules! tests {
+    ($engine:ident: $($case:ident),* $(,)?) => {
+        mod order {
+            $(#[test]
+            fn $case() {
+                crate::canonical::$case::<super::$engine>();
+            })*
+        }
+    };
+}
+pub(crate) use tests;
 
 /// The canonical sum by its definition.
 fn naive_sum(values: &[f32]) -> f32 {
@@ -63,4 +89,21 @@ pub(crate) fn reduce_scatter_gives_each_rank_its_part<E: Engine>() {
         }
         Ok(())
     });
+}
+
+pub(crate) fn early_return_fails_only_those_who_need_it<E: Engine>() {
+    let texts = texts::<E>(3, |world| {
+        let (rank, group) = (world.rank().0, world.group());
+        if rank == 2 {
+            return Ok(());
+        }
+        let own = (rank == 0).then(|| input(0, 0, 4));
+        run(&*group, Op::Broadcast { root: 0 }, 4, own)?;
+        run(&*group, Op::AllReduce, 4, Some(input(rank, 0, 4))).map(drop)
+    });
+    assert_eq!(texts[2], "ok");
+    assert_all_contain(
+        &texts[..2],
+        "rank 2 returned before all_reduce of \"layers.0\" on world #1",
+    );
 }
