@@ -122,7 +122,7 @@ impl Start<'_> {
             own.enter()?;
             Ok(match (&root, &table) {
                 (Some(root), _) => Comm::around(own, root, (rank, size))?,
-                (None, Some(table)) => Comm::of_table(own, table, rank)?,
+                (None, Some(table)) => Comm::of_table(own, table, (rank, size))?,
                 (None, None) => return Err(HcclJoinError::RootInfo),
             })
         };

@@ -3,7 +3,7 @@
 use super::{
     order::Order,
     passage::Passage,
-    safe::{Channel, Comm, Device, Settings, Transfer},
+    safe::{Channel, Comm, Device, Settings, Sum, Transfer},
 };
 use crate::{
     LibraryError,
@@ -69,12 +69,12 @@ impl HcclLane {
         }
         match call.op {
             Op::Broadcast { .. } => Transfer::Broadcast { root, num_bytes: part_bytes },
-            Op::Reduce { .. } => Transfer::Reduce { root, num_elems: part_elems },
-            Op::AllReduce => Transfer::AllReduce { num_elems: part_elems },
+            Op::Reduce { .. } => Transfer::Sum(Sum::Reduce { root, num_elems: part_elems }),
+            Op::AllReduce => Transfer::Sum(Sum::AllReduce { num_elems: part_elems }),
             Op::AllGather => Transfer::AllGather { part_bytes },
-            Op::ReduceScatter => Transfer::ReduceScatter { part_elems },
+            Op::ReduceScatter => Transfer::Sum(Sum::ReduceScatter { part_elems }),
             Op::AllToAll => Transfer::AllToAll { part_bytes },
-            Op::Barrier => Transfer::AllReduce { num_elems: 1 },
+            Op::Barrier => Transfer::Sum(Sum::AllReduce { num_elems: 1 }),
         }
     }
 
@@ -197,7 +197,7 @@ fn passage(
     id: GroupId,
     order: &Order,
 ) -> Result<Passage, LibraryError> {
-    let channel = Channel::new(comm, order.size())?;
+    let channel = Channel::new(comm)?;
     Ok(Passage::new(channel, ground.board.clone(), id, order))
 }
 

@@ -145,7 +145,7 @@ impl Passage {
         if !self.board.is_turn(place) {
             return Ok(false);
         }
-        let issued = self.channel.issue(self.rank, transfer);
+        let issued = self.channel.issue(transfer);
         self.board.pass(place);
         match transfer {
             Transfer::AllToAll { part_bytes } if self.trust == Trust::Unknown => {

@@ -7,21 +7,28 @@ use std::sync::Arc;
 /// How long the library may take to say how a stream ended, in milliseconds.
 const SETTLE_MILLIS: i32 = 10_000;
 
-/// What is moved between the ranks of a communicator; roots are ranks in it.
+/// What travels between the ranks of a communicator; roots are ranks in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::hccl) enum Transfer {
     /// The root's outgoing bytes to everybody's incoming memory.
     Broadcast { root: usize, num_bytes: usize },
-    /// The sum of all outgoing `f32` to the root's incoming memory.
-    Reduce { root: usize, num_elems: usize },
-    /// The sum of all outgoing `f32` to everybody's incoming memory.
-    AllReduce { num_elems: usize },
     /// Everybody's outgoing bytes to everybody's incoming memory, by rank.
     AllGather { part_bytes: usize },
-    /// To each rank the sum of one part of all outgoing `f32`.
-    ReduceScatter { part_elems: usize },
     /// To each rank one part of all outgoing bytes, by rank.
     AllToAll { part_bytes: usize },
+    /// A sum of outgoing `f32`.
+    Sum(Sum),
+}
+
+/// Whose incoming memory a sum reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::hccl) enum Sum {
+    /// The root's.
+    Reduce { root: usize, num_elems: usize },
+    /// Everybody's.
+    AllReduce { num_elems: usize },
+    /// Each rank's, one part each.
+    ReduceScatter { part_elems: usize },
 }
 
 /// A communicator with a stream and memory of its own.
@@ -34,20 +41,19 @@ pub(in crate::hccl) struct Channel {
     stream: sys::Stream,
     outgoing: Memory,
     incoming: Memory,
-    size: usize,
     is_under_way: bool,
 }
 
 impl Channel {
-    /// A channel of a communicator of `size` ranks, whose device this thread has entered.
-    pub(in crate::hccl) fn new(comm: Arc<Comm>, size: usize) -> Result<Self, LibraryError> {
+    /// A channel of a communicator whose device this thread has entered.
+    pub(in crate::hccl) fn new(comm: Arc<Comm>) -> Result<Self, LibraryError> {
         let (device, mut stream) = (comm.device.clone(), sys::Stream::NULL);
         let table = &device.library.table;
         // SAFETY: takes a handle to fill.
         let status = unsafe { (table.acl.aclrtCreateStream)(&mut stream) };
         table.check_acl("aclrtCreateStream", status)?;
         let (outgoing, incoming) = (Memory::new(device.clone()), Memory::new(device.clone()));
-        Ok(Self { comm, stream, outgoing, incoming, size, is_under_way: false })
+        Ok(Self { comm, stream, outgoing, incoming, is_under_way: false })
     }
 
     /// Lets this thread use the channel.
@@ -100,13 +106,9 @@ impl Channel {
     ///
     /// # Collective
     /// Every rank of the communicator, with the same transfer.
-    pub(in crate::hccl) fn issue(
-        &mut self,
-        rank: usize,
-        transfer: Transfer,
-    ) -> Result<(), LibraryError> {
+    pub(in crate::hccl) fn issue(&mut self, transfer: Transfer) -> Result<(), LibraryError> {
         self.assert_at_rest();
-        let (outgoing, incoming) = transfer.room(self.size);
+        let (outgoing, incoming) = transfer.room(self.comm.size);
         assert!(outgoing <= self.outgoing.num_bytes(), "there is room for what goes out");
         assert!(incoming <= self.incoming.num_bytes(), "there is room for what comes in");
         let device = self.comm.device.clone();
@@ -115,19 +117,18 @@ impl Channel {
         device.library.table.recent_message();
         // Also if the call is refused: it may have put something on the stream before.
         self.is_under_way = true;
-        let (call, status) = self.call(rank, transfer);
+        let (call, status) = self.call(transfer);
         device.library.table.check_hccl(call, status)
     }
 
     /// Calls the library for a transfer.
-    fn call(&self, rank: usize, transfer: Transfer) -> (&'static str, sys::Status) {
+    fn call(&self, transfer: Transfer) -> (&'static str, sys::Status) {
         let hccl = &self.comm.device.library.table.hccl;
         let (comm, stream) = (self.comm.handle, self.stream);
-        let (from, to) = (self.outgoing.start(), self.incoming.start());
-        let (sum, single, byte) = (sys::SUM, sys::FP32, sys::INT8);
+        let (from, to, byte) = (self.outgoing.start(), self.incoming.start(), sys::INT8);
         match transfer {
             Transfer::Broadcast { root, num_bytes } => {
-                let buffer = if rank == root { from } else { to };
+                let buffer = if self.comm.rank == root { from } else { to };
                 let (count, root) = (num_bytes as u64, number(root));
                 // SAFETY: the buffer has room, as asserted, and is left alone until the stream is
                 // past it, by the invariant.
@@ -135,24 +136,9 @@ impl Channel {
                     (hccl.HcclBroadcast)(buffer, count, byte, root, comm, stream)
                 })
             }
-            Transfer::Reduce { root, num_elems } => {
-                let (count, root) = (num_elems as u64, number(root));
-                // SAFETY: as above.
-                ("HcclReduce", unsafe {
-                    (hccl.HcclReduce)(from, to, count, single, sum, root, comm, stream)
-                })
-            }
-            // SAFETY: as above.
-            Transfer::AllReduce { num_elems } => ("HcclAllReduce", unsafe {
-                (hccl.HcclAllReduce)(from, to, num_elems as u64, single, sum, comm, stream)
-            }),
-            // SAFETY: as above.
+            // SAFETY: as above, for both buffers.
             Transfer::AllGather { part_bytes } => ("HcclAllGather", unsafe {
                 (hccl.HcclAllGather)(from, to, part_bytes as u64, byte, comm, stream)
-            }),
-            // SAFETY: as above.
-            Transfer::ReduceScatter { part_elems } => ("HcclReduceScatter", unsafe {
-                (hccl.HcclReduceScatter)(from, to, part_elems as u64, single, sum, comm, stream)
             }),
             Transfer::AllToAll { part_bytes } => {
                 let count = part_bytes as u64;
@@ -161,6 +147,31 @@ impl Channel {
                     (hccl.HcclAlltoAll)(from, count, byte, to, count, byte, comm, stream)
                 })
             }
+            Transfer::Sum(sum) => self.call_sum(sum),
+        }
+    }
+
+    /// Calls the library for a sum.
+    fn call_sum(&self, sum: Sum) -> (&'static str, sys::Status) {
+        let hccl = &self.comm.device.library.table.hccl;
+        let (comm, stream, op, single) = (self.comm.handle, self.stream, sys::SUM, sys::FP32);
+        let (from, to) = (self.outgoing.start(), self.incoming.start());
+        match sum {
+            Sum::Reduce { root, num_elems } => {
+                let (count, root) = (num_elems as u64, number(root));
+                // SAFETY: as in `call`.
+                ("HcclReduce", unsafe {
+                    (hccl.HcclReduce)(from, to, count, single, op, root, comm, stream)
+                })
+            }
+            // SAFETY: as in `call`.
+            Sum::AllReduce { num_elems } => ("HcclAllReduce", unsafe {
+                (hccl.HcclAllReduce)(from, to, num_elems as u64, single, op, comm, stream)
+            }),
+            // SAFETY: as in `call`.
+            Sum::ReduceScatter { part_elems } => ("HcclReduceScatter", unsafe {
+                (hccl.HcclReduceScatter)(from, to, part_elems as u64, single, op, comm, stream)
+            }),
         }
     }
 
@@ -230,12 +241,14 @@ impl Transfer {
         let single = size_of::<f32>();
         match self {
             Self::Broadcast { num_bytes, .. } => (num_bytes, num_bytes),
-            Self::Reduce { num_elems, .. } | Self::AllReduce { num_elems } => {
+            Self::AllGather { part_bytes } => (part_bytes, size * part_bytes),
+            Self::AllToAll { part_bytes } => (size * part_bytes, size * part_bytes),
+            Self::Sum(Sum::Reduce { num_elems, .. } | Sum::AllReduce { num_elems }) => {
                 (num_elems * single, num_elems * single)
             }
-            Self::AllGather { part_bytes } => (part_bytes, size * part_bytes),
-            Self::ReduceScatter { part_elems } => (size * part_elems * single, part_elems * single),
-            Self::AllToAll { part_bytes } => (size * part_bytes, size * part_bytes),
+            Self::Sum(Sum::ReduceScatter { part_elems }) => {
+                (size * part_elems * single, part_elems * single)
+            }
         }
     }
 }

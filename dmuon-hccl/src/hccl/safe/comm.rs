@@ -26,6 +26,10 @@ pub(in crate::hccl) struct Settings {
 pub(in crate::hccl) struct Comm {
     pub(super) device: Arc<Device>,
     pub(super) handle: sys::Comm,
+    /// This rank's number in it.
+    pub(super) rank: usize,
+    /// How many ranks it has.
+    pub(super) size: usize,
     /// The world's, which this is a part of: it must not go before.
     _world: Option<Arc<Comm>>,
 }
@@ -91,37 +95,33 @@ impl Comm {
     ) -> Result<Self, LibraryError> {
         let mut handle = sys::Comm::NULL;
         let alone = device.alone();
-        let table = &device.library.table;
-        let (rank, size) = (number(rank), number(size));
+        let init = device.library.table.hccl.HcclCommInitRootInfo;
         // SAFETY: the information is whole, and the handle is ours to fill.
-        let status =
-            unsafe { (table.hccl.HcclCommInitRootInfo)(size, &*root.0, rank, &mut handle) };
-        table.check_hccl("HcclCommInitRootInfo", status)?;
+        let status = unsafe { init(number(size), &*root.0, number(rank), &mut handle) };
+        device.library.table.check_hccl("HcclCommInitRootInfo", status)?;
         drop(alone);
-        Ok(Self { device, handle, _world: None })
+        Ok(Self { device, handle, rank, size, _world: None })
     }
 
-    /// The world's, as a rank table describes it. Blocks until all ranks are here, on a thread that
-    /// has entered the device.
+    /// The world's, as a rank table of `size` ranks describes it. Blocks until all are here, on a
+    /// thread that has entered the device.
     ///
     /// # Collective
     /// Every rank.
     pub(in crate::hccl) fn of_table(
         device: Arc<Device>,
         rank_table: &Path,
-        rank: usize,
+        (rank, size): (usize, usize),
     ) -> Result<Self, LibraryError> {
         let mut handle = sys::Comm::NULL;
         let alone = device.alone();
-        let table = &device.library.table;
+        let init = device.library.table.hccl.HcclCommInitClusterInfo;
         let path = CString::new(rank_table.as_os_str().as_bytes()).unwrap_or_default();
         // SAFETY: the path ends in a zero, and the handle is ours to fill.
-        let status = unsafe {
-            (table.hccl.HcclCommInitClusterInfo)(path.as_ptr(), number(rank), &mut handle)
-        };
-        table.check_hccl("HcclCommInitClusterInfo", status)?;
+        let status = unsafe { init(path.as_ptr(), number(rank), &mut handle) };
+        device.library.table.check_hccl("HcclCommInitClusterInfo", status)?;
         drop(alone);
-        Ok(Self { device, handle, _world: None })
+        Ok(Self { device, handle, rank, size, _world: None })
     }
 
     /// The part of the world that `ranks` make, in ascending order; `rank` is this one's place among
@@ -147,7 +147,8 @@ impl Comm {
         let status =
             unsafe { create(&mut global, size, start, id, number(rank), &mut config, &mut handle) };
         table.check_hccl("HcclCreateSubCommConfig", status)?;
-        Ok(Self { device: world.device.clone(), handle, _world: Some(world.clone()) })
+        let (device, size) = (world.device.clone(), ranks.len());
+        Ok(Self { device, handle, rank, size, _world: Some(world.clone()) })
     }
 
     /// Looks for what the communicator has noticed by itself.

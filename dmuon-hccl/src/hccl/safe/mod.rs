@@ -7,7 +7,7 @@ mod device;
 mod library;
 mod memory;
 
-pub(super) use channel::{Channel, Transfer};
+pub(super) use channel::{Channel, Sum, Transfer};
 pub(super) use comm::{Comm, RootInfo, Settings};
 pub(super) use device::Device;
 pub(super) use library::Library;
