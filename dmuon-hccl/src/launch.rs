@@ -261,6 +261,9 @@ mod tests {
         let words = "RANK=0 WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=29500";
         let address = Rendezvous::Address { host: "node0".into(), port: 29500 };
         assert_eq!(process(words).rendezvous, Some(address));
+        let beside_torchrun = format!("{words} TORCHELASTIC_USE_AGENT_STORE=True");
+        let next = Rendezvous::Address { host: "node0".into(), port: 29501 };
+        assert_eq!(process(&beside_torchrun).rendezvous, Some(next));
         let words = format!("{words} DMUON_RENDEZVOUS=file:///shared/job-7");
         let file = Rendezvous::File { path: "/shared/job-7".into() };
         assert_eq!(process(&words).rendezvous, Some(file));

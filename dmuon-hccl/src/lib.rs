@@ -6,10 +6,15 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
+#[cfg(any(feature = "mpi", feature = "hccl"))]
+#[expect(unsafe_code, reason = "loading a library runs it")]
+mod dylib;
 #[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 mod engine;
 mod environment;
 mod error;
+#[cfg(feature = "hccl")]
+pub mod hccl;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;

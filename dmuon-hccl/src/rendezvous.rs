@@ -16,6 +16,9 @@ use std::{
 /// Overrides `MASTER_ADDR` and `MASTER_PORT`.
 const VARIABLE: &str = "DMUON_RENDEZVOUS";
 
+/// `True` where torchrun itself listens at `MASTER_PORT`, for PyTorch; ranks then meet one port on.
+const PORT_IS_TAKEN: &str = "TORCHELASTIC_USE_AGENT_STORE";
+
 /// Names of the variables that tell jobs apart, in order of precedence.
 const TOKENS: [&str; 3] = ["DMUON_JOB_TOKEN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"];
 
@@ -62,7 +65,12 @@ impl Rendezvous {
             |found, value: String, missing| Err(LaunchError::Incomplete { found, value, missing });
         match (env.variable("MASTER_ADDR"), env.number::<u16>("MASTER_PORT")?) {
             (None, None) => Ok(None),
-            (Some(host), Some(port)) => Ok(Some(Self::Address { host, port })),
+            (Some(host), Some(port)) => {
+                let is_taken = env.variable(PORT_IS_TAKEN).is_some_and(|value| value == "True");
+                let next = port.checked_add(1).unwrap_or(port - 1);
+                let port = if is_taken { next } else { port };
+                Ok(Some(Self::Address { host, port }))
+            }
             (Some(value), None) => incomplete("MASTER_ADDR", value, "MASTER_PORT"),
             (None, Some(port)) => incomplete("MASTER_PORT", port.to_string(), "MASTER_ADDR"),
         }

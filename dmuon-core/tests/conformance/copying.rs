@@ -1,6 +1,6 @@
 //! The suite on threads that each receive into memory of their own.
 
-use crate::{cases, suite::Engine, threads::on_threads};
+use crate::{canonical, cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, Sharing, World};
 
 struct Copying;
@@ -12,3 +12,4 @@ impl Engine for Copying {
 }
 
 cases::for_engine!(Copying);
+canonical::for_engine!(Copying);

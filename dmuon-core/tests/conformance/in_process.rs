@@ -1,6 +1,6 @@
 //! The suite on threads that share memory.
 
-use crate::{cases, suite::Engine, threads::on_threads};
+use crate::{canonical, cases, suite::Engine, threads::on_threads};
 use dmuon_core::{EngineOptions, Result, World};
 
 struct Shared;
@@ -12,3 +12,4 @@ impl Engine for Shared {
 }
 
 cases::for_engine!(Shared);
+canonical::for_engine!(Shared);

@@ -1,5 +1,6 @@
 //! The conformance suite, run on the in-process engine with shared and with copied memory.
 
+mod canonical;
 mod cases;
 mod copying;
 mod in_process;

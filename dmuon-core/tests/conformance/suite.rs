@@ -75,20 +75,6 @@ pub(crate) fn input(rank: usize, from: usize, num_elems: usize) -> SharedBuffer 
     Buffer::from_elements(&values).freeze()
 }
 
-/// The canonical sum by its definition.
-pub(crate) fn naive_sum(values: &[f32]) -> f32 {
-    match values {
-        [value] => *value,
-        _ => {
-            let mut split = 1;
-            while 2 * split < values.len() {
-                split *= 2;
-            }
-            naive_sum(&values[..split]) + naive_sum(&values[split..])
-        }
-    }
-}
-
 /// Starts a collective over `f32` and waits for it.
 pub(crate) fn run(
     group: &dyn Group,
@@ -105,4 +91,16 @@ pub(crate) fn assert_bits(actual: &[f32], expected: impl ExactSizeIterator<Item 
     for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
         assert_eq!(actual.to_bits(), expected.to_bits(), "element {at}: {actual} for {expected}");
     }
+}
+
+/// Asserts that `sum` is the sum of `values`, added in whatever order: each addition rounds a partial
+/// sum, which is no larger than the sum of magnitudes, by half an ulp at most, and twice that lies
+/// between any two orders.
+pub(crate) fn assert_sum(sum: f32, values: impl Iterator<Item = f32> + Clone) {
+    let exact: f64 = values.clone().map(f64::from).sum();
+    let magnitude: f64 = values.clone().map(|value| f64::from(value).abs()).sum();
+    let num_sums = values.count().saturating_sub(1);
+    let tolerance = num_sums as f64 * f64::from(f32::EPSILON) * magnitude;
+    let error = (f64::from(sum) - exact).abs();
+    assert!(error <= tolerance, "{sum} for {exact}, tolerance {tolerance:e}");
 }

@@ -1,7 +1,7 @@
 //! The suite on processes, with collectives in the canonical order.
 
 use crate::{
-    cases,
+    canonical, cases,
     processes::run,
     suite::{Engine, PATIENCE},
 };
@@ -20,3 +20,4 @@ impl Engine for Ordered {
 }
 
 cases::for_engine!(Ordered);
+canonical::for_engine!(Ordered);

@@ -11,7 +11,7 @@ fn barrier(world: &World) -> Result<()> {
     run(&*world.group(), Op::Barrier, 0, None).map(drop)
 }
 
-fn assert_all_contain(texts: &[String], expected: &str) {
+pub(crate) fn assert_all_contain(texts: &[String], expected: &str) {
     for (rank, text) in texts.iter().enumerate() {
         assert!(text.contains(expected), "rank {rank} got {text:?} for {expected:?}");
     }
@@ -97,23 +97,6 @@ pub(crate) fn failing_rank_is_named_everywhere<E: Engine>() {
     });
     assert_eq!(texts[3], "no more data");
     assert_all_contain(&texts[..3], "rank 3 failed: no more data");
-}
-
-pub(crate) fn early_return_fails_only_those_who_need_it<E: Engine>() {
-    let texts = texts::<E>(3, |world| {
-        let (rank, group) = (world.rank().0, world.group());
-        if rank == 2 {
-            return Ok(());
-        }
-        let own = (rank == 0).then(|| input(0, 0, 4));
-        run(&*group, Op::Broadcast { root: 0 }, 4, own)?;
-        run(&*group, Op::AllReduce, 4, Some(input(rank, 0, 4))).map(drop)
-    });
-    assert_eq!(texts[2], "ok");
-    assert_all_contain(
-        &texts[..2],
-        "rank 2 returned before all_reduce of \"layers.0\" on world #1",
-    );
 }
 
 pub(crate) fn early_return_is_noticed_while_waiting<E: Engine>() {

@@ -1,7 +1,7 @@
 //! The library: found, checked, initialized, finalized.
 
 use crate::{
-    EngineLoadError, LibraryError,
+    EngineLoadError, LibraryError, dylib,
     mpi::{
         result::c_text,
         sys::{self, Table},
@@ -12,7 +12,7 @@ use std::{
     env,
     ffi::{c_char, c_int},
     mem,
-    path::{Path, PathBuf},
+    path::PathBuf,
     ptr::null_mut,
     sync::Arc,
 };
@@ -35,16 +35,15 @@ impl Library {
     /// # Errors
     /// None is found, or what is found has another ABI.
     pub(in crate::mpi) fn open() -> Result<Self, EngineLoadError> {
-        let mut tried = Vec::new();
-        for path in candidates() {
-            // SAFETY: loading runs the library's initializers; a library with the name of MPI's
-            // standard ABI, or one the user has named, is trusted with that.
-            match unsafe { Dylib::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
-                Ok(dylib) => return Self::checked(dylib, path),
-                Err(error) => tried.push(format!("{} ({})", path.display(), cause_of(&error))),
-            }
-        }
-        Err(EngineLoadError::NotFound { engine: "MPI", tried, variable: VARIABLE })
+        // SAFETY: a library with the name of MPI's standard ABI, or one that the user has named, is
+        // trusted.
+        let found = unsafe { dylib::open(candidates(), RTLD_NOW | RTLD_GLOBAL) };
+        let (dylib, path) = found.map_err(|tried| EngineLoadError::NotFound {
+            engine: "MPI",
+            tried,
+            variable: VARIABLE,
+        })?;
+        Self::checked(dylib, path)
     }
 
     fn checked(dylib: Dylib, path: PathBuf) -> Result<Self, EngineLoadError> {
@@ -115,25 +114,16 @@ impl Library {
     }
 }
 
-/// What to try, in order: the user's choice alone, or the loader's, then the one that belongs to
-/// the `mpiexec` on the path (so that a virtual environment of Python's needs no configuration).
+/// What to try: after the loader's, the one that belongs to the `mpiexec` on the path, so that a
+/// virtual environment of Python's needs no configuration.
 fn candidates() -> Vec<PathBuf> {
-    if let Some(chosen) = env::var_os(VARIABLE) {
-        return vec![chosen.into()];
-    }
+    let mut candidates = dylib::candidates(VARIABLE, &NAMES);
     let beside_mpiexec = env::var_os("PATH").and_then(|path| {
         let bin = env::split_paths(&path).find(|folder| folder.join("mpiexec").is_file())?;
         Some(bin.parent()?.join("lib").join(NAMES[0]))
     });
-    NAMES.into_iter().map(PathBuf::from).chain(beside_mpiexec).collect()
-}
-
-/// The loader's complaint without the path, which it repeats.
-fn cause_of(error: &libloading::Error) -> String {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    let text = source.unwrap_or_else(|| error.to_string());
-    match text.split_once(": ") {
-        Some((path, complaint)) if Path::new(path).extension().is_some() => complaint.to_owned(),
-        _ => text,
+    if env::var_os(VARIABLE).is_none() {
+        candidates.extend(beside_mpiexec);
     }
+    candidates
 }
