@@ -6,7 +6,7 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cuda"))]
 #[expect(unsafe_code, reason = "loading a library runs it")]
 mod dylib;
 mod environment;
@@ -14,6 +14,8 @@ mod error;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 #[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 mod processes;
 mod rank_table;

@@ -12,5 +12,9 @@ mod progress;
 
 pub(crate) use conduit::{Conduit, Division};
 pub(crate) use course::{Course, Stop};
+pub(crate) use process::Opening;
 pub use process::Process;
-pub(crate) use process::{Opening, Release};
+#[cfg(feature = "mpi")]
+pub(crate) use process::Release;
+#[cfg(feature = "cuda")]
+pub(crate) use process::part;

@@ -63,13 +63,7 @@ impl Process {
     /// Why the world has failed, on this rank or another.
     pub fn leave(self) -> Result<()> {
         let failure = self.shared.member.watch().failure();
-        match &self.host {
-            Some(host) => {
-                self.shared.member.leave(Duration::ZERO);
-                host.linger(LINGER);
-            }
-            None => self.shared.member.leave(LINGER),
-        }
+        part(&self.shared.member, self.host.as_ref());
         if let Some(failure) = failure {
             return Err(failure);
         }
@@ -97,6 +91,17 @@ impl Seat for Process {
 
     fn dump_directory(&self) -> Option<&Path> {
         self.dump.as_deref()
+    }
+}
+
+/// Ends the control connection; where the world has failed, not before the others have heard why.
+pub(crate) fn part(member: &Member, host: Option<&Host>) {
+    match host {
+        Some(host) => {
+            member.leave(Duration::ZERO);
+            host.linger(LINGER);
+        }
+        None => member.leave(LINGER),
     }
 }
 
