@@ -1,0 +1,132 @@
+//! In which order driver and library are called: what they demand, and what would only show on a
+//! real device.
+
+use crate::{
+    doubles::{as_rank, run_each},
+    suite::{self, PATIENCE, input},
+};
+use dmuon_core::{EngineOptions, Error, Op, Result, World};
+use std::{
+    env, fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Where the double writes calls down.
+const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
+
+/// A world of two ranks, and when it is over.
+struct Scene<'a> {
+    name: &'a str,
+    fault: &'a str,
+    /// A device must have been asked for this so often before its rank may end: communicators end
+    /// on threads of their own.
+    until: (&'static str, usize),
+}
+
+impl Scene<'_> {
+    /// Each rank's outcome, and what its device was asked for, in order.
+    fn play(&self, body: fn(World) -> Result<()>) -> [(Result<()>, Vec<String>); 2] {
+        let name = format!("dmuon-{}-{}", std::process::id(), self.name);
+        let journal = env::temp_dir().join(name);
+        let path = journal.to_str().expect("names are plain");
+        let settings = [(JOURNAL, path), ("DMUON_DOUBLE_FAULT", self.fault)];
+        let options = EngineOptions::default().with_deadline(PATIENCE);
+        let outcomes = run_each(2, &settings, |spec| {
+            let outcome = as_rank(spec, &options, body);
+            self.wait(spec.rank.0).and(outcome)
+        });
+        let mut ranks = outcomes.into_iter().enumerate();
+        let played = [(); 2].map(|()| {
+            let (rank, outcome) = ranks.next().expect("there are two");
+            (outcome, calls_of(rank, &journal))
+        });
+        fs::remove_file(&journal).expect("the double wrote it");
+        played
+    }
+
+    fn wait(&self, rank: usize) -> Result<()> {
+        let journal = env::var_os(JOURNAL).expect("set by the test");
+        let (last, num_calls) = self.until;
+        let since = Instant::now();
+        while count(&calls_of(rank, Path::new(&journal)), last) < num_calls {
+            if since.elapsed() > PATIENCE {
+                return Err(Error::message(format!("{last} is not called {num_calls} times")));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+fn calls_of(rank: usize, journal: &Path) -> Vec<String> {
+    let text = fs::read_to_string(journal).unwrap_or_default();
+    let call = |line: &str| line.strip_prefix(&format!("{rank} ")).map(str::to_owned);
+    text.lines().filter_map(call).collect()
+}
+
+fn count(calls: &[String], name: &str) -> usize {
+    calls.iter().filter(|call| *call == name).count()
+}
+
+#[test]
+fn ranks_share_one_id_and_connect_first() {
+    let scene = Scene { name: "connect", fault: "", until: ("ncclCommDestroy", 1) };
+    let [(zero, calls), (one, other_calls)] = scene.play(|_| Ok(()));
+    assert!(zero.is_ok() && one.is_ok(), "{zero:?} {one:?}");
+    assert_eq!(calls[..3], ["ncclGetUniqueId", "ncclCommInitRankConfig", "cuEventRecord"]);
+    assert_eq!(other_calls[..2], ["ncclCommInitRankConfig", "cuEventRecord"]);
+}
+
+#[test]
+fn messages_go_as_one_and_results_come_down_after_the_mark() {
+    let scene = Scene { name: "messages", fault: "", until: ("ncclCommDestroy", 1) };
+    let played = scene.play(|world| {
+        let own = input(world.rank().0, 0, 6);
+        suite::run(&*world.group(), Op::AllToAll, 3, Some(own)).map(drop)
+    });
+    for (outcome, calls) in played {
+        outcome.expect("nothing goes wrong");
+        let start = calls.iter().position(|call| call == "ncclGroupStart").expect("a group");
+        let expected = [
+            "ncclGroupStart",
+            "ncclSend",
+            "ncclRecv",
+            "ncclSend",
+            "ncclRecv",
+            "ncclGroupEnd",
+            "cuEventRecord",
+            "cuMemcpyDtoHAsync",
+        ];
+        assert_eq!(calls[start..start + expected.len()], expected);
+    }
+}
+
+#[test]
+fn communicators_end_in_good_order() {
+    let scene = Scene { name: "end", fault: "", until: ("ncclCommDestroy", 2) };
+    let played = scene.play(|world| {
+        let pair = world.group().split(0, world.rank().0, "pair")?;
+        suite::run(&*pair, Op::Barrier, 0, None).map(drop)
+    });
+    for (outcome, calls) in played {
+        outcome.expect("nothing goes wrong");
+        assert_eq!(count(&calls, "ncclCommFinalize"), 2);
+        assert_eq!(count(&calls, "ncclCommAbort"), 0);
+    }
+}
+
+#[test]
+fn failed_communicators_are_aborted() {
+    let scene = Scene { name: "abort", fault: "lost-peer", until: ("ncclCommAbort", 1) };
+    let played = scene.play(|world| {
+        let own = input(world.rank().0, 0, 8);
+        suite::run(&*world.group(), Op::AllReduce, 8, Some(own)).map(drop)
+    });
+    for (outcome, calls) in played {
+        assert!(outcome.is_err());
+        assert_eq!(count(&calls, "ncclCommAbort"), 1);
+        assert_eq!(count(&calls, "ncclCommFinalize") + count(&calls, "ncclCommDestroy"), 0);
+    }
+}
