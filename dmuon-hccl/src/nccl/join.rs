@@ -5,15 +5,17 @@ use super::{
     error::NcclJoinError,
     lane::NcclLane,
     safe::{Comm, Device, Library},
+    tally::{Entry, Tally},
 };
 use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, Host, Member, Watch},
     device::{Lane, Staged},
-    processes::{Opening, part},
+    processes::{Opening, Release, part},
 };
 use dmuon_core::{Collectives, EngineOptions, Error, Result};
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -51,11 +53,13 @@ pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
         // What this process lacks says more than that the others are not here.
         Err(error) => return Err(equipment.err().unwrap_or_else(|| Error::external(error))),
     };
-    let lane = equipment.and_then(|equipment| equipment.connect(&member, spec, deadline));
+    let tally = Arc::new(Tally::default());
+    let lane = equipment
+        .and_then(|equipment| equipment.connect(Entry::new(&tally), &member, spec, deadline));
     match lane {
         Ok(lane) => {
-            let conduit = Staged::new(lane);
-            Process::open(Opening { conduit, member, host, engine: None }, options)
+            let (conduit, engine) = (Staged::new(lane), Some(tally as Arc<dyn Release>));
+            Process::open(Opening { conduit, member, host, engine }, options)
         }
         Err(error) => {
             member.fail(error.clone().seen_from_afar(spec.rank));
@@ -88,7 +92,13 @@ impl Equipment {
     }
 
     /// Forms the world, whose id rank 0 makes up and tells.
-    fn connect(&self, member: &Member, spec: &LaunchSpec, deadline: Duration) -> Result<NcclLane> {
+    fn connect(
+        &self,
+        entry: Entry,
+        member: &Member,
+        spec: &LaunchSpec,
+        deadline: Duration,
+    ) -> Result<NcclLane> {
         let refused = |source| Error::external(NcclJoinError::Library { source });
         let own = match spec.rank.0 {
             0 => Some(self.library.unique_id().map_err(refused)?.to_string()),
@@ -98,7 +108,7 @@ impl Equipment {
         let id = id.parse().map_err(|_| Error::message("rank 0's NCCL id cannot be read"))?;
         let place = (spec.rank.0, spec.world_size);
         let comm = Comm::init(&self.library, &self.device, id, place).map_err(refused)?;
-        let mut lane = NcclLane::forming(comm).map_err(refused)?;
+        let mut lane = NcclLane::forming(comm, entry).map_err(refused)?;
         wait_for(&mut lane, member.watch(), deadline)?;
         Ok(lane)
     }

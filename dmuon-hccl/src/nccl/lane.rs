@@ -1,6 +1,9 @@
 //! The lane that collectives run on: a communicator, and a stream with memory for it.
 
-use super::safe::{Comm, Scratch, Splitting, Summand};
+use super::{
+    safe::{Comm, Scratch, Splitting, Summand},
+    tally::Entry,
+};
 use crate::{LibraryError, device::Lane, processes::Division};
 use dmuon_core::{Call, Element, Op};
 use std::thread;
@@ -18,6 +21,15 @@ pub(super) struct NcclLane {
 struct Wire {
     comm: Comm,
     scratch: Scratch,
+    entry: Entry,
+}
+
+/// A communicator that is being split off.
+#[derive(Debug)]
+pub(super) struct Forming {
+    splitting: Splitting,
+    /// The new one's, once it is there.
+    entry: Option<Entry>,
 }
 
 /// How far the last collective is.
@@ -32,18 +44,11 @@ enum Stage {
 }
 
 impl NcclLane {
-    /// The lane of a communicator that is idle.
-    pub(super) fn new(comm: Comm) -> Result<Self, LibraryError> {
-        let mut lane = Self::forming(comm)?;
-        lane.stage = Stage::Done;
-        Ok(lane)
-    }
-
     /// The lane of a communicator that is being formed, which is polled for like a collective.
-    pub(super) fn forming(comm: Comm) -> Result<Self, LibraryError> {
+    pub(super) fn forming(comm: Comm, entry: Entry) -> Result<Self, LibraryError> {
         let (rank, size) = (comm.rank(), comm.size());
         let scratch = Scratch::new(comm.device())?;
-        Ok(Self { wire: Some(Wire { comm, scratch }), stage: Stage::Asked, rank, size })
+        Ok(Self { wire: Some(Wire { comm, scratch, entry }), stage: Stage::Asked, rank, size })
     }
 
     fn wire(&mut self) -> Result<&mut Wire, LibraryError> {
@@ -55,7 +60,7 @@ impl NcclLane {
 }
 
 impl Lane for NcclLane {
-    type Forming = Splitting;
+    type Forming = Forming;
 
     const NATIVE_AVERAGE: bool = true;
 
@@ -78,7 +83,7 @@ impl Lane for NcclLane {
 
     fn poll(&mut self) -> Result<bool, LibraryError> {
         let stage = self.stage;
-        let Wire { comm, scratch } = self.wire()?;
+        let Wire { comm, scratch, .. } = self.wire()?;
         if !comm.is_idle()? {
             return Ok(false);
         }
@@ -95,13 +100,19 @@ impl Lane for NcclLane {
         self.wire()?.scratch.download(output)
     }
 
-    fn split(&mut self, division: &Division) -> Result<Splitting, LibraryError> {
+    fn split(&mut self, division: &Division) -> Result<Forming, LibraryError> {
         let place = (division.rank, division.members.len());
-        self.wire()?.comm.split(division.color, place)
+        let wire = self.wire()?;
+        let splitting = wire.comm.split(division.color, place)?;
+        Ok(Forming { splitting, entry: Some(wire.entry.another()) })
     }
 
-    fn formed(forming: &mut Splitting) -> Result<Option<Self>, LibraryError> {
-        forming.poll()?.map(Self::new).transpose()
+    fn formed(forming: &mut Forming) -> Result<Option<Self>, LibraryError> {
+        let Some(comm) = forming.splitting.poll()? else { return Ok(None) };
+        let Some(entry) = forming.entry.take() else { return Ok(None) };
+        let mut lane = Self::forming(comm, entry)?;
+        lane.stage = Stage::Done;
+        Ok(Some(lane))
     }
 
     fn abort(&mut self) {
@@ -113,7 +124,7 @@ impl Lane for NcclLane {
 
 impl Wire {
     fn start(&mut self, call: &Call) -> Result<(), LibraryError> {
-        let Self { comm, scratch } = self;
+        let Self { comm, scratch, .. } = self;
         let summand = if call.element == Element::F64 { Summand::F64 } else { Summand::F32 };
         let (sum, num_bytes) = ((call.num_elems, summand), call.part_bytes());
         match call.op {
@@ -140,10 +151,11 @@ impl Drop for NcclLane {
 }
 
 /// Ends a communicator on a thread of its own, as it may take long, and frees its memory after that.
-fn retire(name: &str, Wire { comm, scratch }: Wire, end: fn(Comm)) {
+fn retire(name: &str, Wire { comm, scratch, entry }: Wire, end: fn(Comm)) {
     let body = move || {
         end(comm);
         drop(scratch);
+        drop(entry);
     };
     if let Err(error) = thread::Builder::new().name(name.into()).spawn(body) {
         tracing::warn!(%error, "no thread to end a communicator on: it is not freed");

@@ -15,6 +15,7 @@ mod result;
 mod safe;
 #[expect(unsafe_code, reason = "the library is C")]
 mod sys;
+mod tally;
 
 pub use error::NcclJoinError;
 pub use join::join;

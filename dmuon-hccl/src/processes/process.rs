@@ -40,9 +40,9 @@ pub(crate) struct Opening<C> {
     pub(crate) engine: Option<Arc<dyn Release>>,
 }
 
-/// Something that outlives a world and wants to know when it may be used for another.
+/// Something of an engine's that outlives a world, and ends with it or may be used for another.
 pub(crate) trait Release: Debug + Send + Sync {
-    /// Notes that the world is closed in good order.
+    /// Notes that the world is closed in good order; the process may exit when this returns.
     fn release(&self);
 }
 
@@ -62,13 +62,14 @@ impl Process {
     /// # Errors
     /// Why the world has failed, on this rank or another.
     pub fn leave(self) -> Result<()> {
-        let failure = self.shared.member.watch().failure();
-        part(&self.shared.member, self.host.as_ref());
-        if let Some(failure) = failure {
-            return Err(failure);
+        let Self { shared, world, host, engine, .. } = self;
+        let failure = shared.member.watch().failure();
+        drop(world);
+        if failure.is_none() {
+            engine.iter().for_each(|engine| engine.release());
         }
-        self.engine.iter().for_each(|engine| engine.release());
-        Ok(())
+        part(&shared.member, host.as_ref());
+        failure.map_or(Ok(()), Err)
     }
 }
 
