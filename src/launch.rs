@@ -19,7 +19,8 @@ use std::fmt::Display;
 /// # Errors
 /// The first failure of any rank, as [`dmuon_core::launch`]; all other ranks get an error naming
 /// it, in every process. Also a launcher that started another number of processes than
-/// `num_ranks`, launchers that disagree, and a missing engine (feature `mpi`) or library.
+/// `num_ranks`, launchers that disagree, and a missing engine (features `mpi`, `cuda`,
+/// `hccl`) or library. Where several engines were built, `DMUON_ENGINE` chooses.
 pub fn launch<T, E, F>(num_ranks: usize, rank_main: F) -> Result<Vec<T>, E>
 where
     T: Send,
@@ -81,9 +82,10 @@ fn one_of_several(
 }
 
 /// This process as a rank.
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 mod processes {
     use super::*;
+    use dmuon_hccl::Engine;
 
     pub(super) fn run<T, E, F>(
         spec: &LaunchSpec,
@@ -94,7 +96,8 @@ mod processes {
         E: From<dmuon_core::Error> + Display + 'static,
         F: Fn(World) -> Result<T, E>,
     {
-        let process = dmuon_hccl::mpi::join(spec, options)?;
+        let engine = Engine::choose(&Environment::of_process());
+        let process = engine.map_err(dmuon_core::Error::external)?.join(spec, options)?;
         let outcome = dmuon_core::run_rank(&process, rank_main);
         // A rank that did well fails all the same when another does.
         let left = process.leave();
@@ -105,7 +108,7 @@ mod processes {
 }
 
 /// Nothing here connects processes.
-#[cfg(not(feature = "mpi"))]
+#[cfg(not(any(feature = "mpi", feature = "cuda", feature = "hccl")))]
 mod processes {
     use super::*;
 
@@ -148,7 +151,7 @@ mod tests {
         assert!(message.contains("rank 0 of 4"), "{message}");
     }
 
-    #[cfg(not(feature = "mpi"))]
+    #[cfg(not(any(feature = "mpi", feature = "cuda", feature = "hccl")))]
     #[test]
     fn one_of_several_processes_is_refused_rather_than_trained_alone() {
         let spec = LaunchSpec::new(Rank(1), 4);

@@ -3,14 +3,14 @@
 
 use libloading::os::unix::Library;
 use std::{
-    env,
     ffi::c_int,
     path::{Path, PathBuf},
 };
 
 /// What to try, in order: what the user's `variable` says, alone, or else `names`.
+#[cfg(any(feature = "mpi", feature = "cuda"))]
 pub(crate) fn candidates(variable: &str, names: &[&str]) -> Vec<PathBuf> {
-    match env::var_os(variable) {
+    match std::env::var_os(variable) {
         Some(chosen) => vec![chosen.into()],
         None => names.iter().map(PathBuf::from).collect(),
     }

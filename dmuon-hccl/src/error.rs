@@ -65,11 +65,31 @@ pub enum LaunchError {
     /// This build connects no processes.
     #[error(
         "this process is {claim}, but this build runs ranks as threads of one process: start the \
-         program once, without a launcher, or build it with `--features mpi`"
+         program once, without a launcher, or build it with an engine (`--features mpi`, `cuda` or `hccl`)"
     )]
     NoEngine {
         /// What the launcher says.
         claim: Claim,
+    },
+    /// Several engines could connect the processes.
+    #[error(
+        "this build has several engines: set DMUON_ENGINE to one of {}, the same for all processes",
+        built.join(", ")
+    )]
+    SeveralEngines {
+        /// The engines of this build.
+        built: Vec<String>,
+    },
+    /// `DMUON_ENGINE` names no engine of this build.
+    #[error(
+        "DMUON_ENGINE={name:?} is none of this build's engines ({}): name one of them, or build \
+         with `--features mpi`, `cuda` (nccl) or `hccl`", built.join(", ")
+    )]
+    UnknownEngine {
+        /// What it holds.
+        name: String,
+        /// The engines of this build.
+        built: Vec<String>,
     },
     /// The rank table counts other ranks than the launcher.
     #[error("{claim}, but the rank table {} lists {table_size} ranks", path.display())]
@@ -101,9 +121,11 @@ impl LaunchError {
             | Self::NoEngine { claim }
             | Self::TableSize { claim, .. } => vec![claim.source],
             Self::RankTable { .. } => vec![Source::RankTable],
-            Self::Incomplete { .. } | Self::NotANumber { .. } | Self::NoMeetingPlace { .. } => {
-                Vec::new()
-            }
+            Self::Incomplete { .. }
+            | Self::NotANumber { .. }
+            | Self::NoMeetingPlace { .. }
+            | Self::SeveralEngines { .. }
+            | Self::UnknownEngine { .. } => Vec::new(),
         }
     }
 }

@@ -6,11 +6,15 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
-#[cfg(any(feature = "mpi", feature = "cuda"))]
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 #[expect(unsafe_code, reason = "loading a library runs it")]
 mod dylib;
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+mod engine;
 mod environment;
 mod error;
+#[cfg(feature = "hccl")]
+pub mod hccl;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -22,6 +26,8 @@ mod rank_table;
 mod rendezvous;
 mod source;
 
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
+pub use engine::Engine;
 pub use environment::Environment;
 pub use error::{EngineLoadError, LaunchError, LibraryError};
 pub use launch::{Launch, LaunchSpec, read_launch};

@@ -1,4 +1,5 @@
-//! Ascend's rank table, as far as a launch needs it: how many ranks there are, and their numbers.
+//! Ascend's rank table, as far as a launch needs it: how many ranks there are, and their numbers and
+//! devices.
 
 use crate::{Claim, Environment, LaunchError, Source};
 use dmuon_core::Rank;
@@ -18,6 +19,8 @@ struct Server {
 #[derive(Deserialize)]
 struct Device {
     rank_id: Id,
+    #[cfg(feature = "hccl")]
+    device_id: Option<Id>,
 }
 
 /// Tables in the field write numbers as text, some as numbers.
@@ -42,9 +45,7 @@ impl RankTable {
         let Some(path) = env.variable("RANK_TABLE_FILE").map(PathBuf::from) else {
             return Ok(None);
         };
-        let text = env.read(&path).map_err(|error| table_error(&path, error.to_string()))?;
-        let table: Table =
-            serde_json::from_str(&text).map_err(|error| table_error(&path, error.to_string()))?;
+        let table = Table::read(&path, env)?;
         let world_size = table.num_ranks(&path)?;
         let local_rank = None;
         let claim = env
@@ -61,7 +62,31 @@ impl RankTable {
     }
 }
 
+/// Checks that the table at `path` has as many ranks as the `claim` says, and returns the device of
+/// the claim's rank.
+#[cfg(feature = "hccl")]
+pub(crate) fn device_in(
+    path: &Path,
+    claim: Claim,
+    env: &Environment<'_>,
+) -> Result<Option<usize>, LaunchError> {
+    let table = Table::read(path, env)?;
+    let table_size = table.num_ranks(path)?;
+    if table_size != claim.world_size {
+        return Err(LaunchError::TableSize { claim, path: path.to_owned(), table_size });
+    }
+    let mut devices = table.server_list.iter().flat_map(|server| &server.device);
+    let is_own = |device: &&Device| device.rank_id.parse(path).ok() == Some(claim.rank.0);
+    let own = devices.find(is_own).and_then(|device| device.device_id.as_ref());
+    own.map(|id| id.parse(path)).transpose()
+}
+
 impl Table {
+    fn read(path: &Path, env: &Environment<'_>) -> Result<Self, LaunchError> {
+        let text = env.read(path).map_err(|error| table_error(path, error.to_string()))?;
+        serde_json::from_str(&text).map_err(|error| table_error(path, error.to_string()))
+    }
+
     /// Counts the ranks and checks that they are numbered 0, 1, 2, ..
     fn num_ranks(&self, path: &Path) -> Result<usize, LaunchError> {
         let mut ranks = Vec::new();
@@ -80,9 +105,9 @@ impl Id {
     fn parse(&self, path: &Path) -> Result<usize, LaunchError> {
         match self {
             Self::Number(id) => Ok(*id),
-            Self::Text(id) => id
-                .parse()
-                .map_err(|_| table_error(path, format!("its rank_id {id:?} is not a number"))),
+            Self::Text(id) => {
+                id.parse().map_err(|_| table_error(path, format!("its id {id:?} is not a number")))
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use dmuon_core::{Error, Rank};
 use dmuon_hccl::{
     Environment, Launch, Rendezvous,
-    control::{Credentials, Host, Member, RendezvousError},
+    control::{Board, Credentials, GroupId, Host, Member, Place, RendezvousError},
     read_launch,
 };
 use std::{
@@ -187,6 +187,48 @@ fn an_id_that_nobody_has_is_named_within_the_deadline() {
     assert!(error.to_string().contains("nobody shared \"nccl\" within 0.3 s"), "{error}");
     let told = members[1].watch().failure().or_else(|| members[1].finish().err());
     assert_eq!(told.map(|error| error.to_string()), Some(error.to_string()));
+}
+
+/// Whether `poll` becomes true before everybody loses patience.
+fn happens(poll: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while !poll() && start.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
+    poll()
+}
+
+#[test]
+fn turns_come_to_whole_groups_in_one_order() {
+    let (_host, members) = world(3, PATIENCE);
+    let boards: Vec<Board> = members.iter().map(Member::board).collect();
+    let place = |group| Place { group, sequence: 0 };
+    let (all, pair) = (place(GroupId::WORLD), place(GroupId::WORLD.child(0, 0)));
+    // Ranks 0 and 1 are in both groups and ask in opposite order.
+    boards[0].queue(all, 3);
+    boards[0].queue(pair, 2);
+    boards[1].queue(pair, 2);
+    boards[1].queue(all, 3);
+    assert!(happens(|| boards[0].is_turn(pair) && boards[1].is_turn(pair)));
+    boards[2].queue(all, 3);
+    assert!(happens(|| boards[2].is_turn(all)));
+    for board in &boards[..2] {
+        assert!(!board.is_turn(all), "one after the other");
+        board.pass(all);
+        board.pass(pair);
+        assert!(happens(|| board.is_turn(all)));
+    }
+}
+
+#[test]
+fn notes_reach_everybody_without_anybody_waiting() {
+    let (_host, members) = world(2, PATIENCE);
+    let boards: Vec<Board> = members.iter().map(Member::board).collect();
+    assert_eq!(boards[0].posted("from 1"), None);
+    boards[1].post("from 1", "a note");
+    for board in boards {
+        assert!(happens(|| board.posted("from 1").as_deref() == Some("a note")));
+    }
 }
 
 #[test]

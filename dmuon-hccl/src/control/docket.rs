@@ -3,6 +3,7 @@
 use super::{
     log::{Place, Progress, has_started},
     message::{Answer, Started, ToHost, ToRank, Wait},
+    muster::Muster,
 };
 use dmuon_core::{Call, Error, Rank};
 use std::{
@@ -25,6 +26,7 @@ pub(super) struct Docket {
     has_failed: bool,
     /// Verified calls that not everybody has started yet.
     rolls: HashMap<Place, Roll>,
+    muster: Muster,
     inquiry: Option<Inquiry>,
     /// A failure that is decided at a time, unless its cause is found before.
     doubt: Option<(Error, Instant)>,
@@ -82,6 +84,7 @@ impl Docket {
             patience,
             has_failed: false,
             rolls: HashMap::new(),
+            muster: Muster::default(),
             inquiry: None,
             doubt: None,
         }
@@ -111,6 +114,10 @@ impl Docket {
             ToHost::Failed(cause) => self.decide(cause),
             ToHost::Finished(progress) => vec![(To::Everybody, ToRank::Gone(from, progress))],
             ToHost::Post(key, value) => vec![(To::Everybody, ToRank::Post(key, value))],
+            ToHost::Queue(place, group_size) => {
+                let turn = |rank| (To::One(rank), ToRank::Turn(place));
+                self.muster.arrive(from, place, group_size).into_iter().map(turn).collect()
+            }
             ToHost::Bye => {
                 presence.left = true;
                 Mail::new()

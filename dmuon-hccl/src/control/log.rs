@@ -49,6 +49,11 @@ impl GroupId {
         Self(mixed(mixed(mixed(self.0, 1), split), color as u64))
     }
 
+    /// The number itself, as a name for libraries that want one.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
     /// Splits are numbered apart from calls: this stands for those of this group.
     #[must_use]
     pub fn splits(self) -> Self {

@@ -1,6 +1,7 @@
 //! A rank's side of its control connection.
 
 use super::{
+    board::Board,
     error::{Refusal, RendezvousError},
     frame,
     log::{CallLog, Place},
@@ -53,7 +54,7 @@ pub struct Member {
 
 /// The connection and what its threads share.
 #[derive(Debug)]
-struct Line {
+pub(super) struct Line {
     stream: Mutex<TcpStream>,
     log: CallLog,
     watch: Arc<Watch>,
@@ -136,6 +137,11 @@ impl Member {
     /// What this rank hears.
     pub fn watch(&self) -> &Arc<Watch> {
         &self.line.watch
+    }
+
+    /// What this rank's other threads may tell and read without waiting.
+    pub fn board(&self) -> Board {
+        Board::new(self.line.clone())
     }
 
     /// Takes note that this rank starts a call at `place`, for others to ask about.
@@ -247,6 +253,10 @@ impl Drop for Member {
 }
 
 impl Line {
+    pub(super) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
     /// Hears the host out.
     fn listen(&self, mut stream: TcpStream) {
         while let Ok(message) = frame::read(&mut stream) {
@@ -255,6 +265,7 @@ impl Line {
                 ToRank::Gone(rank, progress) => self.watch.returned(rank, progress),
                 ToRank::Ask(place) => self.say(&ToHost::Answer(self.answer(place))),
                 ToRank::Post(key, value) => self.watch.post(key, value),
+                ToRank::Turn(place) => self.watch.turn(place),
                 ToRank::Welcome | ToRank::Refused(_) => {}
             }
         }
@@ -271,7 +282,7 @@ impl Line {
     }
 
     /// Tells the host. If it is gone, the listening thread notices and fails the world.
-    fn say(&self, message: &ToHost) {
+    pub(super) fn say(&self, message: &ToHost) {
         if let Err(error) = frame::write(&mut *self.lock(), message) {
             tracing::debug!(%error, "the host does not hear");
         }

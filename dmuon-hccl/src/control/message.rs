@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Changes when the messages do, so that two versions of dmuon do not misunderstand each other.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The first thing a rank says.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub(super) enum ToHost {
     Finished(Progress),
     /// Has a small value for everybody.
     Post(String, String),
+    /// Waits to enter the library at a place that a group of so many ranks comes to.
+    Queue(Place, usize),
     /// Closes the connection on purpose.
     Bye,
 }
@@ -88,4 +90,6 @@ pub(super) enum ToRank {
     Ask(Place),
     /// A rank has a small value for everybody.
     Post(String, String),
+    /// The whole group is at this place: enter the library.
+    Turn(Place),
 }

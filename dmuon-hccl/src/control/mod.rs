@@ -5,6 +5,7 @@
 //! a process lives: the kernel closes it when the process is killed, and a heartbeat tells when a
 //! machine is gone. The first failure the host hears of is everybody's.
 
+mod board;
 mod docket;
 mod error;
 mod frame;
@@ -12,8 +13,10 @@ mod host;
 mod log;
 mod member;
 mod message;
+mod muster;
 mod watch;
 
+pub use board::Board;
 pub use error::{Refusal, RendezvousError};
 pub use host::Host;
 pub use log::{GroupId, Place};

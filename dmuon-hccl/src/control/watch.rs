@@ -1,9 +1,10 @@
-//! What a rank has heard: the world's failure, ranks that returned, posted values; and waiting for it.
+//! What a rank has heard: the world's failure, ranks that returned, posted values, turns; and waiting
+//! for it.
 
 use super::log::{Place, Progress, has_started};
 use dmuon_core::{Error, Rank};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,6 +26,8 @@ struct News {
     failure: Option<Error>,
     gone: HashMap<Rank, Progress>,
     posts: HashMap<String, String>,
+    /// Places whose turn it is to enter the library, one after the other.
+    turns: VecDeque<Place>,
     /// The host has closed the connection.
     hung_up: bool,
 }
@@ -84,6 +87,27 @@ impl Watch {
             let post = news.posts.get(key).cloned().map(Ok);
             post.or_else(|| news.failure.clone().map(Err))
         })
+    }
+
+    /// A posted value, if it is here.
+    pub(super) fn posted(&self, key: &str) -> Option<String> {
+        self.lock().posts.get(key).cloned()
+    }
+
+    /// Whether `place` is the first in line.
+    pub(super) fn is_turn(&self, place: Place) -> bool {
+        self.lock().turns.front() == Some(&place)
+    }
+
+    /// Lets the next in line, if `place` is the first.
+    pub(super) fn pass_turn(&self, place: Place) {
+        self.lock().turns.pop_front_if(|first| *first == place);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn turn(&self, place: Place) {
+        self.lock().turns.push_back(place);
+        self.changed.notify_all();
     }
 
     /// Waits for the host to close the connection.
