@@ -6,10 +6,11 @@ use super::{
     lane::NcclLane,
     safe::{Comm, Device, Library},
     tally::{Entry, Tally},
+    turns::Turns,
 };
 use crate::{
     Environment, LaunchSpec, Process,
-    control::{Credentials, Host, Member, Watch},
+    control::{Credentials, GroupId, Host, Member, Watch},
     device::{Lane, Staged},
     processes::{Opening, Release, part},
 };
@@ -108,7 +109,8 @@ impl Equipment {
         let id = id.parse().map_err(|_| Error::message("rank 0's NCCL id cannot be read"))?;
         let place = (spec.rank.0, spec.world_size);
         let comm = Comm::init(&self.library, &self.device, id, place).map_err(refused)?;
-        let mut lane = NcclLane::forming(comm, entry).map_err(refused)?;
+        let turns = Turns::new(member.board(), GroupId::WORLD, spec.world_size);
+        let mut lane = NcclLane::forming(comm, turns, entry).map_err(refused)?;
         wait_for(&mut lane, member.watch(), deadline)?;
         Ok(lane)
     }

@@ -3,15 +3,20 @@
 use super::{
     safe::{Comm, Scratch, Splitting, Summand},
     tally::Entry,
+    turns::{Turn, Turns},
 };
 use crate::{LibraryError, device::Lane, processes::Division};
 use dmuon_core::{Call, Element, Op};
-use std::thread;
+use std::{
+    mem::{self, discriminant},
+    thread,
+};
 
 /// A communicator with its stream; nothing once it is aborted.
 #[derive(Debug)]
 pub(super) struct NcclLane {
     wire: Option<Wire>,
+    turns: Turns,
     stage: Stage,
     rank: usize,
     size: usize,
@@ -24,31 +29,35 @@ struct Wire {
     entry: Entry,
 }
 
-/// A communicator that is being split off.
-#[derive(Debug)]
-pub(super) struct Forming {
-    splitting: Splitting,
-    /// The new one's, once it is there.
-    entry: Option<Entry>,
-}
-
 /// How far the last collective is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Stage {
     /// Done; nothing is on the stream.
     Done,
-    /// Asked for: the library puts it on the stream in its own time.
-    Asked,
+    /// Waits for its turn.
+    Queued(Call, Turn),
+    /// The library puts it on the stream in its own time. Forming a world takes no turn: nothing
+    /// else is there.
+    Asked(Option<Turn>),
     /// On the stream, with a mark behind it.
     Marked,
 }
 
+/// A communicator that is being split off.
+#[derive(Debug)]
+pub(super) struct Forming {
+    splitting: Splitting,
+    turn: Option<Turn>,
+    /// The new one's, once it is there.
+    extras: Option<(Turns, Entry)>,
+}
+
 impl NcclLane {
     /// The lane of a communicator that is being formed, which is polled for like a collective.
-    pub(super) fn forming(comm: Comm, entry: Entry) -> Result<Self, LibraryError> {
+    pub(super) fn forming(comm: Comm, turns: Turns, entry: Entry) -> Result<Self, LibraryError> {
         let (rank, size) = (comm.rank(), comm.size());
-        let scratch = Scratch::new(comm.device())?;
-        Ok(Self { wire: Some(Wire { comm, scratch, entry }), stage: Stage::Asked, rank, size })
+        let wire = Some(Wire { scratch: Scratch::new(comm.device())?, comm, entry });
+        Ok(Self { wire, turns, stage: Stage::Asked(None), rank, size })
     }
 
     fn wire(&mut self) -> Result<&mut Wire, LibraryError> {
@@ -73,27 +82,23 @@ impl Lane for NcclLane {
     }
 
     fn issue(&mut self, call: &Call, input: Option<&[u8]>) -> Result<(), LibraryError> {
-        let wire = self.wire()?;
         if let Some(input) = input {
-            wire.scratch.upload(input)?;
+            self.wire()?.scratch.upload(input)?;
         }
-        self.stage = Stage::Asked;
-        self.wire()?.start(call)
+        self.stage = Stage::Queued(call.clone(), self.turns.ask());
+        Ok(())
     }
 
     fn poll(&mut self) -> Result<bool, LibraryError> {
-        let stage = self.stage;
-        let Wire { comm, scratch, .. } = self.wire()?;
-        if !comm.is_idle()? {
-            return Ok(false);
+        loop {
+            // Whatever fails here, the communicator is not at rest any more.
+            let stage = mem::replace(&mut self.stage, Stage::Marked);
+            let before = discriminant(&stage);
+            self.stage = self.wire()?.step(stage)?;
+            if discriminant(&self.stage) == before {
+                return Ok(matches!(self.stage, Stage::Done));
+            }
         }
-        // Only now is the collective on the stream, so that a mark comes after it.
-        if stage == Stage::Asked {
-            scratch.mark()?;
-        }
-        let is_done = scratch.is_past_mark()?;
-        self.stage = if is_done { Stage::Done } else { Stage::Marked };
-        Ok(is_done)
     }
 
     fn collect(&mut self, _: &Call, output: &mut [u8]) -> Result<(), LibraryError> {
@@ -101,16 +106,22 @@ impl Lane for NcclLane {
     }
 
     fn split(&mut self, division: &Division) -> Result<Forming, LibraryError> {
-        let place = (division.rank, division.members.len());
+        let (size, turn) = (division.members.len(), self.turns.ask());
+        let turns = self.turns.of(division.id, size);
         let wire = self.wire()?;
-        let splitting = wire.comm.split(division.color, place)?;
-        Ok(Forming { splitting, entry: Some(wire.entry.another()) })
+        let splitting = wire.comm.splitting(division.color, (division.rank, size));
+        let extras = Some((turns, wire.entry.another()));
+        Ok(Forming { splitting, turn: Some(turn), extras })
     }
 
     fn formed(forming: &mut Forming) -> Result<Option<Self>, LibraryError> {
+        if !forming.turn.as_ref().is_some_and(Turn::is_here) {
+            return Ok(None);
+        }
         let Some(comm) = forming.splitting.poll()? else { return Ok(None) };
-        let Some(entry) = forming.entry.take() else { return Ok(None) };
-        let mut lane = Self::forming(comm, entry)?;
+        forming.turn.take().into_iter().for_each(Turn::pass);
+        let Some((turns, entry)) = forming.extras.take() else { return Ok(None) };
+        let mut lane = Self::forming(comm, turns, entry)?;
         lane.stage = Stage::Done;
         Ok(Some(lane))
     }
@@ -123,6 +134,25 @@ impl Lane for NcclLane {
 }
 
 impl Wire {
+    /// Goes one stage on, if it can.
+    fn step(&mut self, stage: Stage) -> Result<Stage, LibraryError> {
+        let is_idle = self.comm.is_idle()?;
+        Ok(match stage {
+            Stage::Queued(call, turn) if turn.is_here() => {
+                self.start(&call)?;
+                Stage::Asked(Some(turn))
+            }
+            // Only now is the collective on the stream, so that a mark comes after it.
+            Stage::Asked(turn) if is_idle => {
+                self.scratch.mark()?;
+                turn.into_iter().for_each(Turn::pass);
+                Stage::Marked
+            }
+            Stage::Marked if self.scratch.is_past_mark()? => Stage::Done,
+            same => same,
+        })
+    }
+
     fn start(&mut self, call: &Call) -> Result<(), LibraryError> {
         let Self { comm, scratch, .. } = self;
         let summand = if call.element == Element::F64 { Summand::F64 } else { Summand::F32 };
@@ -141,9 +171,10 @@ impl Wire {
 }
 
 impl Drop for NcclLane {
-    /// Frees what the library holds: in good order, unless a collective is under way.
+    /// Frees what the library holds: in good order, unless something is under way.
     fn drop(&mut self) {
-        let end = if self.stage == Stage::Done { Comm::destroy } else { Comm::abort };
+        let is_done = matches!(self.stage, Stage::Done);
+        let end = if is_done { Comm::destroy } else { Comm::abort };
         if let Some(wire) = self.wire.take() {
             retire("nccl-end", wire, end);
         }

@@ -16,6 +16,7 @@ mod safe;
 #[expect(unsafe_code, reason = "the library is C")]
 mod sys;
 mod tally;
+mod turns;
 
 pub use error::NcclJoinError;
 pub use join::join;

@@ -5,7 +5,7 @@ use crate::{
     doubles::{as_rank, run_each},
     suite::{self, PATIENCE, input},
 };
-use dmuon_core::{EngineOptions, Error, Op, Result, World};
+use dmuon_core::{Call, Element, EngineOptions, Error, Op, Result, World};
 use std::{
     env, fs,
     path::Path,
@@ -129,4 +129,32 @@ fn failed_communicators_are_aborted() {
         assert_eq!(count(&calls, "ncclCommAbort"), 1);
         assert_eq!(count(&calls, "ncclCommFinalize") + count(&calls, "ncclCommDestroy"), 0);
     }
+}
+
+#[test]
+fn collectives_of_several_groups_come_in_one_order_on_all_devices() {
+    let scene = Scene { name: "turns", fault: "", until: None };
+    let played = scene.play(|world| {
+        let rank = world.rank().0;
+        let (here, there) = (world.group(), world.group().split(0, rank, "there")?);
+        let mut works = Vec::new();
+        for _ in 0..20 {
+            let own = || (rank == 0).then(|| input(0, 0, 4));
+            let cast = || there.start(call(Op::Broadcast { root: 0 }), own());
+            let sum = || here.start(call(Op::Reduce { root: 0 }), Some(input(rank, 0, 4)));
+            // The ranks start in opposite order.
+            works.extend(if rank == 0 { [cast(), sum()] } else { [sum(), cast()] });
+        }
+        works.into_iter().try_for_each(|work| work?.wait(PATIENCE).map(drop))
+    });
+    let [zero, one] = played.map(|(outcome, mut calls)| {
+        outcome.expect("nothing goes wrong");
+        calls.retain(|call| call == "ncclBroadcast" || call == "ncclReduce");
+        calls
+    });
+    assert_eq!((zero.len(), zero), (40, one));
+}
+
+fn call(op: Op) -> Call {
+    Call::new(op, "layers.0", Element::F32, 4)
 }
