@@ -1,7 +1,7 @@
 //! NCCL's C interface as far as dmuon calls it: types, constants, and functions found at run time.
 //! Values are those of the public header `nccl.h`, unchanged from 2.18 to 2.32.
 
-use libloading::os::unix::Library;
+use crate::dylib::table;
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
     ptr::{null, null_mut},
@@ -38,8 +38,8 @@ impl Comm {
 #[repr(C)]
 pub(super) struct UniqueId(pub(super) [u8; UNIQUE_ID_BYTES]);
 
-/// `ncclConfig_t` as it was in [`CONFIG_VERSION`]. Newer libraries read as many bytes as `size` says,
-/// and take fields for undefined that came after `version`.
+/// `ncclConfig_t` as it was in [`CONFIG_VERSION`]. Newer libraries read as many bytes as `size`
+/// says, and take fields for undefined that came after `version`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Config {
@@ -90,63 +90,37 @@ pub(super) const FLOAT32: Datatype = 7;
 pub(super) const FLOAT64: Datatype = 8;
 pub(super) const SUM: RedOp = 0;
 
-/// Declares the table of functions and how to find them.
-macro_rules! table {
-    ($(fn $name:ident($($type:ty),* $(,)?) -> $output:ty;)*) => {
-        /// The functions, by the header's names.
-        #[expect(non_snake_case, reason = "the header's names")]
-        #[derive(Debug)]
-        pub(super) struct Table {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $output,)*
-        }
-
-        impl Table {
-            /// Looks every function up.
-            ///
-            /// # Errors
-            /// The name of the first that is missing.
-            ///
-            /// # Safety
-            /// `library` has the signatures of NCCL's header for these names, and is never
-            /// unloaded.
-            pub(super) unsafe fn load(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($name: {
-                        let name = stringify!($name);
-                        // SAFETY: the caller promises the signature.
-                        let found = unsafe { library.get(name.as_bytes()) };
-                        *found.map_err(|_| name)?
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 table! {
-    fn ncclGetVersion(*mut c_int) -> Status;
-    fn ncclGetUniqueId(*mut UniqueId) -> Status;
-    fn ncclGetErrorString(Status) -> *const c_char;
-    fn ncclGetLastError(Comm) -> *const c_char;
-    fn ncclCommInitRankConfig(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Status;
-    fn ncclCommSplit(Comm, c_int, c_int, *mut Comm, *mut Config) -> Status;
-    fn ncclCommGetAsyncError(Comm, *mut Status) -> Status;
-    fn ncclCommFinalize(Comm) -> Status;
-    fn ncclCommDestroy(Comm) -> Status;
-    fn ncclCommAbort(Comm) -> Status;
-    fn ncclBroadcast(*const c_void, *mut c_void, usize, Datatype, c_int, Comm, Stream) -> Status;
-    fn ncclReduce(
-        *const c_void, *mut c_void, usize, Datatype, RedOp, c_int, Comm, Stream
-    ) -> Status;
-    fn ncclAllReduce(*const c_void, *mut c_void, usize, Datatype, RedOp, Comm, Stream) -> Status;
-    fn ncclAllGather(*const c_void, *mut c_void, usize, Datatype, Comm, Stream) -> Status;
-    fn ncclReduceScatter(
-        *const c_void, *mut c_void, usize, Datatype, RedOp, Comm, Stream
-    ) -> Status;
-    fn ncclSend(*const c_void, usize, Datatype, c_int, Comm, Stream) -> Status;
-    fn ncclRecv(*mut c_void, usize, Datatype, c_int, Comm, Stream) -> Status;
-    fn ncclGroupStart() -> Status;
-    fn ncclGroupEnd() -> Status;
+    /// The functions, by the header's names.
+    Table {
+        fn ncclGetVersion(*mut c_int) -> Status;
+        fn ncclGetUniqueId(*mut UniqueId) -> Status;
+        fn ncclGetErrorString(Status) -> *const c_char;
+        fn ncclGetLastError(Comm) -> *const c_char;
+        fn ncclCommInitRankConfig(*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Status;
+        fn ncclCommSplit(Comm, c_int, c_int, *mut Comm, *mut Config) -> Status;
+        fn ncclCommGetAsyncError(Comm, *mut Status) -> Status;
+        fn ncclCommFinalize(Comm) -> Status;
+        fn ncclCommDestroy(Comm) -> Status;
+        fn ncclCommAbort(Comm) -> Status;
+        fn ncclBroadcast(
+            *const c_void, *mut c_void, usize, Datatype, c_int, Comm, Stream
+        ) -> Status;
+        fn ncclReduce(
+            *const c_void, *mut c_void, usize, Datatype, RedOp, c_int, Comm, Stream
+        ) -> Status;
+        fn ncclAllReduce(
+            *const c_void, *mut c_void, usize, Datatype, RedOp, Comm, Stream
+        ) -> Status;
+        fn ncclAllGather(*const c_void, *mut c_void, usize, Datatype, Comm, Stream) -> Status;
+        fn ncclReduceScatter(
+            *const c_void, *mut c_void, usize, Datatype, RedOp, Comm, Stream
+        ) -> Status;
+        fn ncclSend(*const c_void, usize, Datatype, c_int, Comm, Stream) -> Status;
+        fn ncclRecv(*mut c_void, usize, Datatype, c_int, Comm, Stream) -> Status;
+        fn ncclGroupStart() -> Status;
+        fn ncclGroupEnd() -> Status;
+    }
 }
 
 #[cfg(test)]

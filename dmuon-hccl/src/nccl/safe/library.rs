@@ -6,7 +6,7 @@ use crate::{
     nccl::sys::{self, Table},
 };
 use libloading::os::unix::{Library as Dylib, RTLD_LOCAL, RTLD_NOW};
-use std::{ffi::c_int, mem, path::PathBuf, sync::Arc};
+use std::{ffi::c_int, mem, path::PathBuf, slice, sync::Arc};
 
 /// Overrides the search.
 const VARIABLE: &str = "DMUON_NCCL_LIB";
@@ -41,7 +41,7 @@ impl Library {
     fn checked(dylib: Dylib, path: PathBuf) -> Result<Self, EngineLoadError> {
         // SAFETY: the version is checked below before any function is called whose signature could
         // depend on it, and the library is forgotten, so never unloaded.
-        let table = unsafe { Table::load(&dylib) };
+        let table = unsafe { Table::load(slice::from_ref(&dylib)) };
         mem::forget(dylib);
         let (engine, variable) = ("NCCL", VARIABLE);
         let table = table.map_err(|symbol| {
