@@ -11,10 +11,10 @@ use super::{
 use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, GroupId, Host, Member, Watch},
-    device::{Lane, Staged},
+    device::{Lane, Staged, is_order_asked},
     processes::{Opening, Release, part},
 };
-use dmuon_core::{Collectives, EngineOptions, Error, Result};
+use dmuon_core::{EngineOptions, Error, Result};
 use std::{
     sync::Arc,
     thread,
@@ -45,7 +45,10 @@ struct Equipment {
 /// somebody who does not come within the deadline. The others are told.
 pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
     let deadline = options.resolved_deadline()?;
-    let equipment = check_order(options)?.and_then(|()| Equipment::find(spec));
+    if is_order_asked(options)? {
+        return Err(Error::external(NcclJoinError::Ordered));
+    }
+    let equipment = Equipment::find(spec);
     let patience = if equipment.is_ok() { deadline } else { deadline.min(NEWS_TIME) };
     let met = meet(spec, patience);
     let equipment = equipment.map_err(Error::external);
@@ -54,28 +57,13 @@ pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
         // What this process lacks says more than that the others are not here.
         Err(error) => return Err(equipment.err().unwrap_or_else(|| Error::external(error))),
     };
-    let tally = Arc::new(Tally::default());
-    let lane = equipment
-        .and_then(|equipment| equipment.connect(Entry::new(&tally), &member, spec, deadline));
-    match lane {
-        Ok(lane) => {
-            let (conduit, engine) = (Staged::new(lane), Some(tally as Arc<dyn Release>));
-            Process::open(Opening { conduit, member, host, engine }, options)
-        }
-        Err(error) => {
-            member.fail(error.clone().seen_from_afar(spec.rank));
-            part(&member, host.as_ref());
-            Err(error)
-        }
-    }
-}
-
-/// Refuses the order of sums that NCCL does not have, unless nobody has asked for one.
-fn check_order(options: &EngineOptions) -> Result<Result<(), NcclJoinError>> {
-    let is_asked = options.collectives != Collectives::FromEnvironment
-        || std::env::var_os("DMUON_COLLECTIVES").is_some();
-    let is_ordered = options.resolved_collectives()? == Collectives::Ordered;
-    Ok(if is_asked && is_ordered { Err(NcclJoinError::Ordered) } else { Ok(()) })
+    let world = equipment.and_then(|equipment| equipment.connect(&member, spec, deadline));
+    let (lane, tally) = world.inspect_err(|error| {
+        member.fail(error.clone().seen_from_afar(spec.rank));
+        part(&member, host.as_ref());
+    })?;
+    let (conduit, engine) = (Staged::new(lane), Some(tally as Arc<dyn Release>));
+    Process::open(Opening { conduit, member, host, engine }, options)
 }
 
 /// Meets everybody at the place that the launcher names.
@@ -95,11 +83,10 @@ impl Equipment {
     /// Forms the world, whose id rank 0 makes up and tells.
     fn connect(
         &self,
-        entry: Entry,
         member: &Member,
         spec: &LaunchSpec,
         deadline: Duration,
-    ) -> Result<NcclLane> {
+    ) -> Result<(NcclLane, Arc<Tally>)> {
         let refused = |source| Error::external(NcclJoinError::Library { source });
         let own = match spec.rank.0 {
             0 => Some(self.library.unique_id().map_err(refused)?.to_string()),
@@ -110,9 +97,11 @@ impl Equipment {
         let place = (spec.rank.0, spec.world_size);
         let comm = Comm::init(&self.library, &self.device, id, place).map_err(refused)?;
         let turns = Turns::new(member.board(), GroupId::WORLD, spec.world_size);
-        let mut lane = NcclLane::forming(comm, turns, entry).map_err(refused)?;
+        let tally = Arc::new(Tally::default());
+        let lane = NcclLane::forming(comm, turns, Entry::new(&tally));
+        let mut lane = lane.map_err(refused)?;
         wait_for(&mut lane, member.watch(), deadline)?;
-        Ok(lane)
+        Ok((lane, tally))
     }
 }
 
