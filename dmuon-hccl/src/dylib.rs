@@ -1,5 +1,5 @@
-//! Shared libraries that are found at run time. They are never unloaded: their threads may still run
-//! at exit.
+//! Shared libraries that are found at run time, and tables of their functions. They are never
+//! unloaded: their threads may still run at exit.
 
 use libloading::os::unix::Library;
 use std::{
@@ -7,8 +7,45 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// Declares a table of functions and how to find them.
+macro_rules! table {
+    ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($type:ty),* $(,)?) -> $output:ty;)* }) => {
+        $(#[$doc])*
+        #[expect(non_snake_case, reason = "the library's names")]
+        #[derive(Debug)]
+        pub(super) struct $table {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $output,)*
+        }
+
+        impl $table {
+            /// Looks every function up in the first of `libraries` that has it.
+            ///
+            /// # Errors
+            /// The name of the first that none has.
+            ///
+            /// # Safety
+            /// `libraries` have these signatures for these names, and are never unloaded.
+            pub(super) unsafe fn load(
+                libraries: &[libloading::os::unix::Library],
+            ) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($name: {
+                        let name = stringify!($name);
+                        let found = libraries.iter().find_map(|library| {
+                            // SAFETY: the caller promises the signature.
+                            unsafe { library.get(name.as_bytes()) }.ok()
+                        });
+                        *found.ok_or(name)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(crate) use table;
+
 /// What to try, in order: what the user's `variable` says, alone, or else `names`.
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cuda"))]
 pub(crate) fn candidates(variable: &str, names: &[&str]) -> Vec<PathBuf> {
     match std::env::var_os(variable) {
         Some(chosen) => vec![chosen.into()],

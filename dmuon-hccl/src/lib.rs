@@ -6,7 +6,7 @@
 pub mod control;
 #[cfg(any(feature = "cuda", feature = "hccl"))]
 mod device;
-#[cfg(any(feature = "mpi", feature = "hccl"))]
+#[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 #[expect(unsafe_code, reason = "loading a library runs it")]
 mod dylib;
 #[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
@@ -18,6 +18,8 @@ pub mod hccl;
 mod launch;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 #[cfg(any(feature = "mpi", feature = "cuda", feature = "hccl"))]
 mod processes;
 mod rank_table;

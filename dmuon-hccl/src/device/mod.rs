@@ -6,3 +6,14 @@ mod staged;
 
 pub(crate) use lane::Lane;
 pub(crate) use staged::Staged;
+
+use dmuon_core::{Collectives, EngineOptions, Result};
+use std::env;
+
+/// Whether somebody has asked for sums in the canonical order, which is not that of any library
+/// here.
+pub(crate) fn is_order_asked(options: &EngineOptions) -> Result<bool> {
+    let is_chosen = options.collectives != Collectives::FromEnvironment
+        || env::var_os("DMUON_COLLECTIVES").is_some();
+    Ok(is_chosen && options.resolved_collectives()? == Collectives::Ordered)
+}

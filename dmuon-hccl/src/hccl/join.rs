@@ -10,11 +10,11 @@ use super::{
 use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, Member},
-    device::Staged,
+    device::{Staged, is_order_asked},
     processes::Opening,
     rank_table,
 };
-use dmuon_core::{Collectives, EngineOptions, Error, Rank, Result};
+use dmuon_core::{EngineOptions, Error, Rank, Result};
 use std::{
     sync::{Arc, mpsc},
     thread,
@@ -46,7 +46,9 @@ pub fn join_with(
     spec: &LaunchSpec,
     options: &EngineOptions,
 ) -> Result<Process> {
-    check_order(options)?;
+    if is_order_asked(options)? {
+        return Err(Error::external(HcclJoinError::Ordered));
+    }
     let deadline = options.resolved_deadline()?;
     let nowhere = || Error::external(HcclJoinError::NoMeetingPlace { claim: spec.claim() });
     let place = spec.rendezvous.as_ref().ok_or_else(nowhere)?;
@@ -60,16 +62,6 @@ pub fn join_with(
         .inspect_err(|error| drop(member.fail(error.clone().seen_from_afar(spec.rank))))?;
     let conduit = Staged::new(lane);
     Process::open(Opening { conduit, member, host, engine: None }, options)
-}
-
-/// Refuses a choice that HCCL cannot follow.
-fn check_order(options: &EngineOptions) -> Result<()> {
-    let is_chosen = options.collectives != Collectives::FromEnvironment
-        || std::env::var_os("DMUON_COLLECTIVES").is_some();
-    if is_chosen && options.resolved_collectives()? == Collectives::Ordered {
-        return Err(Error::external(HcclJoinError::Ordered));
-    }
-    Ok(())
 }
 
 /// The start of a rank that has met the others.

@@ -2,7 +2,7 @@
 //! found at run time. Values are those of CANN's public headers `acl_rt.h`, `hccl.h` and
 //! `hccl_types.h`, unchanged from CANN 8.0 on.
 
-use libloading::os::unix::Library;
+use crate::dylib::table;
 use std::{
     ffi::{c_char, c_int, c_void},
     ptr::null_mut,
@@ -113,41 +113,6 @@ pub(super) const SUM: ReduceOp = 0;
 unsafe extern "C" {
     /// Has `callback` called when the process exits normally.
     pub(super) safe fn atexit(callback: extern "C" fn()) -> c_int;
-}
-
-/// Declares a table of functions and how to find them.
-macro_rules! table {
-    ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($type:ty),* $(,)?) -> $output:ty;)* }) => {
-        $(#[$doc])*
-        #[expect(non_snake_case, reason = "the header's names")]
-        #[derive(Debug)]
-        pub(super) struct $table {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> $output,)*
-        }
-
-        impl $table {
-            /// Looks every function up in the first of `libraries` that has it.
-            ///
-            /// # Errors
-            /// The name of the first that none has.
-            ///
-            /// # Safety
-            /// `libraries` have the signatures of CANN's headers for these names, and are never
-            /// unloaded.
-            pub(super) unsafe fn load(libraries: &[Library]) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($name: {
-                        let name = stringify!($name);
-                        let found = libraries.iter().find_map(|library| {
-                            // SAFETY: the caller promises the signature.
-                            unsafe { library.get(name.as_bytes()) }.ok()
-                        });
-                        *found.ok_or(name)?
-                    },)*
-                })
-            }
-        }
-    };
 }
 
 table! {

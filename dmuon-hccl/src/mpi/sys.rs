@@ -1,7 +1,7 @@
 //! The MPI-5 standard ABI as far as dmuon calls it: handles, constants, and functions found at run
 //! time. Values are those of the standard's `mpi_abi.h`.
 
-use libloading::os::unix::Library;
+use crate::dylib::table;
 use std::{
     ffi::{c_char, c_int, c_void},
     ptr::without_provenance_mut,
@@ -67,59 +67,35 @@ unsafe extern "C" {
     pub(super) safe fn atexit(callback: extern "C" fn()) -> c_int;
 }
 
-/// Declares the table of functions and how to find them.
-macro_rules! table {
-    ($(fn $name:ident($($type:ty),* $(,)?);)*) => {
-        /// The functions, by the standard's names; each returns a status.
-        #[expect(non_snake_case, reason = "the standard's names")]
-        #[derive(Debug)]
-        pub(super) struct Table {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
-        }
-
-        impl Table {
-            /// Looks every function up.
-            ///
-            /// # Errors
-            /// The name of the first that is missing.
-            ///
-            /// # Safety
-            /// `library` has the signatures of the MPI standard for these names, and is never
-            /// unloaded.
-            pub(super) unsafe fn load(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($name: {
-                        let name = stringify!($name);
-                        // SAFETY: the caller promises the signature.
-                        let found = unsafe { library.get(name.as_bytes()) };
-                        *found.map_err(|_| name)?
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 table! {
-    fn MPI_Abi_get_version(*mut c_int, *mut c_int);
-    fn MPI_Initialized(*mut c_int);
-    fn MPI_Init_thread(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int);
-    fn MPI_Finalize();
-    fn MPI_Get_processor_name(*mut c_char, *mut c_int);
-    fn MPI_Error_string(c_int, *mut c_char, *mut c_int);
-    fn MPI_Comm_rank(Comm, *mut c_int);
-    fn MPI_Comm_size(Comm, *mut c_int);
-    fn MPI_Comm_dup(Comm, *mut Comm);
-    fn MPI_Comm_split(Comm, c_int, c_int, *mut Comm);
-    fn MPI_Comm_set_errhandler(Comm, Errhandler);
-    fn MPI_Isend_c(*const c_void, Count, Datatype, c_int, c_int, Comm, *mut Request);
-    fn MPI_Irecv_c(*mut c_void, Count, Datatype, c_int, c_int, Comm, *mut Request);
-    fn MPI_Test(*mut Request, *mut c_int, *mut c_void);
-    fn MPI_Barrier(Comm);
-    fn MPI_Bcast_c(*mut c_void, Count, Datatype, c_int, Comm);
-    fn MPI_Reduce_c(*const c_void, *mut c_void, Count, Datatype, Op, c_int, Comm);
-    fn MPI_Allreduce_c(*const c_void, *mut c_void, Count, Datatype, Op, Comm);
-    fn MPI_Allgather_c(*const c_void, Count, Datatype, *mut c_void, Count, Datatype, Comm);
-    fn MPI_Alltoall_c(*const c_void, Count, Datatype, *mut c_void, Count, Datatype, Comm);
-    fn MPI_Reduce_scatter_block_c(*const c_void, *mut c_void, Count, Datatype, Op, Comm);
+    /// The functions, by the standard's names; each returns a status.
+    Table {
+        fn MPI_Abi_get_version(*mut c_int, *mut c_int) -> c_int;
+        fn MPI_Initialized(*mut c_int) -> c_int;
+        fn MPI_Init_thread(*mut c_int, *mut *mut *mut c_char, c_int, *mut c_int) -> c_int;
+        fn MPI_Finalize() -> c_int;
+        fn MPI_Get_processor_name(*mut c_char, *mut c_int) -> c_int;
+        fn MPI_Error_string(c_int, *mut c_char, *mut c_int) -> c_int;
+        fn MPI_Comm_rank(Comm, *mut c_int) -> c_int;
+        fn MPI_Comm_size(Comm, *mut c_int) -> c_int;
+        fn MPI_Comm_dup(Comm, *mut Comm) -> c_int;
+        fn MPI_Comm_split(Comm, c_int, c_int, *mut Comm) -> c_int;
+        fn MPI_Comm_set_errhandler(Comm, Errhandler) -> c_int;
+        fn MPI_Isend_c(*const c_void, Count, Datatype, c_int, c_int, Comm, *mut Request) -> c_int;
+        fn MPI_Irecv_c(*mut c_void, Count, Datatype, c_int, c_int, Comm, *mut Request) -> c_int;
+        fn MPI_Test(*mut Request, *mut c_int, *mut c_void) -> c_int;
+        fn MPI_Barrier(Comm) -> c_int;
+        fn MPI_Bcast_c(*mut c_void, Count, Datatype, c_int, Comm) -> c_int;
+        fn MPI_Reduce_c(*const c_void, *mut c_void, Count, Datatype, Op, c_int, Comm) -> c_int;
+        fn MPI_Allreduce_c(*const c_void, *mut c_void, Count, Datatype, Op, Comm) -> c_int;
+        fn MPI_Allgather_c(
+            *const c_void, Count, Datatype, *mut c_void, Count, Datatype, Comm
+        ) -> c_int;
+        fn MPI_Alltoall_c(
+            *const c_void, Count, Datatype, *mut c_void, Count, Datatype, Comm
+        ) -> c_int;
+        fn MPI_Reduce_scatter_block_c(
+            *const c_void, *mut c_void, Count, Datatype, Op, Comm
+        ) -> c_int;
+    }
 }

@@ -14,5 +14,7 @@ pub(crate) use conduit::{Conduit, Division};
 pub(crate) use course::{Course, Stop};
 pub(crate) use process::Opening;
 pub use process::Process;
-#[cfg(feature = "mpi")]
+#[cfg(any(feature = "mpi", feature = "cuda"))]
 pub(crate) use process::Release;
+#[cfg(feature = "cuda")]
+pub(crate) use process::part;

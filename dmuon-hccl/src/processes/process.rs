@@ -40,9 +40,9 @@ pub(crate) struct Opening<C> {
     pub(crate) engine: Option<Arc<dyn Release>>,
 }
 
-/// Something that outlives a world and wants to know when it may be used for another.
+/// Something of an engine's that outlives a world, and ends with it or may be used for another.
 pub(crate) trait Release: Debug + Send + Sync {
-    /// Notes that the world is closed in good order.
+    /// Notes that the world is closed in good order; the process may exit when this returns.
     fn release(&self);
 }
 
@@ -62,19 +62,14 @@ impl Process {
     /// # Errors
     /// Why the world has failed, on this rank or another.
     pub fn leave(self) -> Result<()> {
-        let failure = self.shared.member.watch().failure();
-        match &self.host {
-            Some(host) => {
-                self.shared.member.leave(Duration::ZERO);
-                host.linger(LINGER);
-            }
-            None => self.shared.member.leave(LINGER),
+        let Self { shared, world, host, engine, .. } = self;
+        let failure = shared.member.watch().failure();
+        drop(world);
+        if failure.is_none() {
+            engine.iter().for_each(|engine| engine.release());
         }
-        if let Some(failure) = failure {
-            return Err(failure);
-        }
-        self.engine.iter().for_each(|engine| engine.release());
-        Ok(())
+        part(&shared.member, host.as_ref());
+        failure.map_or(Ok(()), Err)
     }
 }
 
@@ -97,6 +92,17 @@ impl Seat for Process {
 
     fn dump_directory(&self) -> Option<&Path> {
         self.dump.as_deref()
+    }
+}
+
+/// Ends the control connection; where the world has failed, not before the others have heard why.
+pub(crate) fn part(member: &Member, host: Option<&Host>) {
+    match host {
+        Some(host) => {
+            member.leave(Duration::ZERO);
+            host.linger(LINGER);
+        }
+        None => member.leave(LINGER),
     }
 }
 

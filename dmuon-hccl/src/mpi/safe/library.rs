@@ -14,6 +14,7 @@ use std::{
     mem,
     path::PathBuf,
     ptr::null_mut,
+    slice,
     sync::Arc,
 };
 
@@ -49,7 +50,7 @@ impl Library {
     fn checked(dylib: Dylib, path: PathBuf) -> Result<Self, EngineLoadError> {
         // SAFETY: the ABI is checked below before any function that depends on it is called, and
         // the library is forgotten, so never unloaded.
-        let table = unsafe { Table::load(&dylib) };
+        let table = unsafe { Table::load(slice::from_ref(&dylib)) };
         mem::forget(dylib);
         let table = table.map_err(|symbol| {
             let (engine, variable, path) = ("MPI", VARIABLE, path.clone());

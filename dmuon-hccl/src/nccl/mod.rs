@@ -1,0 +1,22 @@
+//! The NCCL engine: one rank a process, with a GPU of its own; driver and library are found at run
+//! time.
+//!
+//! Rooms, from unsafe to safe: `sys` (NCCL's interface), `result` (statuses of NCCL and of the
+//! driver), `safe` (no raw pointers beyond this room), then the [lane](crate::device::Lane) that
+//! collectives run on, and joining. The driver is called through `cudarc`. Communicators do not
+//! block: every wait polls, so that it ends when the world fails.
+
+mod error;
+mod join;
+mod lane;
+#[expect(unsafe_code, reason = "the library is C")]
+mod result;
+#[expect(unsafe_code, reason = "wraps driver and library, which are C")]
+mod safe;
+#[expect(unsafe_code, reason = "the library is C")]
+mod sys;
+mod tally;
+mod turns;
+
+pub use error::NcclJoinError;
+pub use join::join;

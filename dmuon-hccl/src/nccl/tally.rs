@@ -1,0 +1,60 @@
+//! How many communicators are open or being ended, so that a process does not exit in the middle of
+//! ending one: driver and library take that badly.
+
+use crate::processes::Release;
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+/// How long a process that leaves waits for its communicators to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Counts the communicators of a world.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    num_open: Mutex<usize>,
+    changed: Condvar,
+}
+
+/// Stands for a communicator; dropped when nothing of it is left.
+#[derive(Debug)]
+pub(super) struct Entry(Arc<Tally>);
+
+impl Entry {
+    pub(super) fn new(tally: &Arc<Tally>) -> Self {
+        *tally.lock() += 1;
+        Self(tally.clone())
+    }
+
+    /// An entry for a communicator of the same world.
+    pub(super) fn another(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let num_open = &mut *self.0.lock();
+        *num_open = num_open.saturating_sub(1);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Tally {
+    /// A number is whole at every step, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.num_open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Release for Tally {
+    /// Waits until nothing is open. Groups that the program keeps stay open.
+    fn release(&self) {
+        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, |open| *open > 0);
+        let (num_open, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if *num_open > 0 {
+            tracing::warn!(num_open = *num_open, "communicators are open after their world");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! The conformance suite of `dmuon-core` and NCCL's own failures, on a test double of driver and
+//! library; see `doubles`.
+
+#[path = "../again/mod.rs"]
+mod again;
+#[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
+mod cases;
+mod conformance;
+mod doubles;
+mod failures;
+mod joining;
+mod large;
+mod protocol;
+#[path = "../../../dmuon-core/tests/conformance/suite.rs"]
+mod suite;
