@@ -1,10 +1,11 @@
-//! Packed host buffers as tensors and back: the only place that knows a backend's storage.
+//! Packed host buffers as tensors and back: the only room that knows a backend's storage.
 
-use burn::backend::ops::FloatTensorOps;
+mod flex;
+
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Backend, Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, Tensor};
-use burn_flex::{FlexTensor, Layout};
+use burn::backend::{Backend, Flex};
+use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Tensor};
+use burn_flex::FlexTensor;
 use dmuon_core::{FloatType, Lease, PackView, Slot};
 use std::fmt;
 use std::sync::Arc;
@@ -46,44 +47,20 @@ pub(crate) trait Transport: Backend {
     /// The slot's elements as a tensor of the slot's shape on `device`.
     fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self>;
 
-    /// Whether `tensor` is the slot's very memory rather than equal numbers elsewhere.
+    /// Whether `tensor` is what [`view`](Self::view) made of the slot rather than equal numbers
+    /// elsewhere.
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
-
-    /// The tensor in the type that weights are used in.
-    fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self>;
 
     /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
-}
 
-impl Transport for Flex {
-    fn view(_device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
-        let shape = Shape::from(slot.shape.clone());
-        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
-        let layout = Layout::new(shape, strides, slot.offset);
-        FlexTensor::from_arc(storage.bytes.clone(), layout, dtype(storage.float))
-    }
-
-    fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
-        Arc::ptr_eq(&tensor.data_arc(), &storage.bytes)
-            && tensor.layout().start_offset() == slot.offset
-            && tensor.shape().num_elements() == slot.num_elems
-    }
-
+    /// The tensor in the type that weights are used in.
     fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self> {
         match float {
             FloatType::F32 => tensor,
             FloatType::F16 => Self::float_cast(tensor, FloatDType::F16),
             FloatType::Bf16 => Self::float_cast(tensor, FloatDType::BF16),
         }
-    }
-
-    fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
-        let tensor = match tensor.dtype() {
-            DType::F32 => tensor,
-            _ => Self::float_cast(tensor, FloatDType::F32),
-        };
-        HostSlice::Shared(tensor.to_contiguous())
     }
 }
 
