@@ -61,6 +61,24 @@ pub fn is_first_process() -> Result<bool> {
     })
 }
 
+/// Which of its machine's processes this is, and so which device it should take; 0 where ranks are
+/// threads.
+///
+/// # Errors
+/// Half a launch, launchers that disagree, or a launcher that does not say.
+pub fn local_rank() -> Result<usize> {
+    Ok(local_rank_of(read()?)?)
+}
+
+fn local_rank_of(launch: Launch) -> Result<usize, dmuon_core::Error> {
+    match launch {
+        Launch::Process(spec) if spec.world_size > 1 => spec.local_rank.ok_or_else(|| {
+            dmuon_core::Error::external(LaunchError::NoLocalRank { claim: spec.claim() })
+        }),
+        _ => Ok(0),
+    }
+}
+
 fn read() -> Result<Launch, dmuon_core::Error> {
     read_launch(None, &Environment::of_process()).map_err(dmuon_core::Error::external)
 }
@@ -142,6 +160,16 @@ mod tests {
         assert_eq!(one_of_several(one_of(1), 4).ok(), Some(None));
         let spec = one_of_several(one_of(4), 4).ok().flatten();
         assert_eq!(spec, Some(LaunchSpec::new(Rank(0), 4)));
+    }
+
+    #[test]
+    fn local_ranks_are_told_or_asked_for_and_threads_have_the_first_device() {
+        assert_eq!(local_rank_of(Launch::InProcess).ok(), Some(0));
+        assert_eq!(local_rank_of(one_of(1)).ok(), Some(0));
+        let message = local_rank_of(one_of(4)).unwrap_err().to_string();
+        assert!(message.contains("set LOCAL_RANK"), "{message}");
+        let spec = LaunchSpec { local_rank: Some(2), ..LaunchSpec::new(Rank(6), 8) };
+        assert_eq!(local_rank_of(Launch::Process(spec)).ok(), Some(2));
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub use dmuon_core::{
 };
 pub use dmuon_partition as partition;
 pub use dmuon_partition::{BoundaryRule, CostModel, Mode, Plan, Strictness};
-pub use launch::{is_first_process, launch, launch_with};
+pub use launch::{is_first_process, launch, launch_with, local_rank};
 
 /// Everything below the main road: groups, buffers, the exchange and its schedule.
 pub use dmuon_core as runtime;

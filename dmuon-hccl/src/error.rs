@@ -71,6 +71,15 @@ pub enum LaunchError {
         /// What the launcher says.
         claim: Claim,
     },
+    /// Nobody says which of its machine's processes this is.
+    #[error(
+        "{claim}, but nobody says which of its machine's processes it is: start it with a launcher \
+         that does, or set LOCAL_RANK, counting from 0 on each machine"
+    )]
+    NoLocalRank {
+        /// What the launcher says.
+        claim: Claim,
+    },
     /// Several engines could connect the processes.
     #[error(
         "this build has several engines: set DMUON_ENGINE to one of {}, the same for all processes",
@@ -119,6 +128,7 @@ impl LaunchError {
             Self::OutOfRange { claim }
             | Self::WorldSize { claim, .. }
             | Self::NoEngine { claim }
+            | Self::NoLocalRank { claim }
             | Self::TableSize { claim, .. } => vec![claim.source],
             Self::RankTable { .. } => vec![Source::RankTable],
             Self::Incomplete { .. }

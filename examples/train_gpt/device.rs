@@ -21,7 +21,7 @@ impl DeviceName {
     /// The device, for all ranks of the process. Call it once.
     ///
     /// # Errors
-    /// The feature is missing, or there is no such device.
+    /// The feature is missing, there is no such device, or nobody says which one is this process's.
     pub(crate) fn open(self) -> Result<Device, Error> {
         match self {
             Self::Flex => Ok(Device::flex()),
@@ -32,7 +32,7 @@ impl DeviceName {
             #[cfg(not(feature = "wgpu"))]
             Self::Wgpu => Err(Error::DeviceFeature { name: "wgpu" }),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Ok(Device::cuda(0_usize)),
+            Self::Cuda => Ok(Device::cuda(dmuon::local_rank()?)),
             #[cfg(not(feature = "cuda"))]
             Self::Cuda => Err(Error::DeviceFeature { name: "cuda" }),
         }
