@@ -61,6 +61,21 @@ struct Readme;
 #[doc = include_str!("../docs/training.md")]
 struct Training;
 
+/// A glob import hides no name that Burn's derives lean on.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::nn::Linear;
+/// use dmuon::*;
+///
+/// #[derive(Module, Debug)]
+/// struct Net {
+///     layers: Vec<Hooked<Linear>>,
+/// }
+/// ```
+#[cfg(doctest)]
+struct Glob;
+
 mod launch;
 
 pub use dmuon_burn::{
@@ -78,7 +93,7 @@ pub use dmuon_partition::{BoundaryRule, CostModel, Mode, Plan, Strictness};
 pub use launch::{is_first_process, launch, launch_with};
 
 /// Everything below the main road: groups, buffers, the exchange and its schedule.
-pub use dmuon_core as core;
+pub use dmuon_core as runtime;
 
 /// Reading how a process was launched, and engines between processes.
 pub use dmuon_hccl as hccl;

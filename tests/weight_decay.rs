@@ -3,7 +3,7 @@
 #[path = "../examples/weight_decay/theory.rs"]
 mod theory;
 
-use dmuon::core::update::{ApplyUpdate, rms};
+use dmuon::runtime::update::{ApplyUpdate, rms};
 use theory::{UPDATE_RMS, ceiling, equilibrium, noise};
 
 const LR: f64 = 0.01;

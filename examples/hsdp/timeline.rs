@@ -1,6 +1,6 @@
 //! Draws a recording: what each rank computes, borrows, reduces, updates and publishes, on one clock.
 
-use dmuon::core::Event;
+use dmuon::runtime::Event;
 use dmuon::{EventKind, OpKind};
 use epaint_default_fonts::UBUNTU_LIGHT;
 use plotters::prelude::*;

@@ -17,7 +17,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Dmuon(#[from] dmuon::Error),
     #[error(transparent)]
-    Ranks(#[from] dmuon::core::Error),
+    Ranks(#[from] dmuon::runtime::Error),
     #[error("step {step}: the loss is {loss}; try a smaller --muon-lr or --adamw-lr")]
     Diverged { step: usize, loss: f64 },
 }

@@ -63,7 +63,7 @@ impl Job<'_> {
     fn train_rank(self, world: World, model: Gpt) -> Result<Option<Trained>, Error> {
         let Self { args, optimizer, corpus, folder } = self;
         let device = args.device();
-        let mesh = Mesh::with_shape(&world, args.mesh().map_err(dmuon::core::Error::from)?)?;
+        let mesh = Mesh::with_shape(&world, args.mesh().map_err(dmuon::runtime::Error::from)?)?;
         let (mut model, dedicated) = self.distribute(&mesh, model.fork(&device))?;
         let predicted = Predicted::new(&dedicated, args.compute.into());
         let mut reporter = match world.rank() {

@@ -11,7 +11,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Dmuon(#[from] dmuon::Error),
     #[error(transparent)]
-    Ranks(#[from] dmuon::core::Error),
+    Ranks(#[from] dmuon::runtime::Error),
     #[error(
         "--slice {slice} and as many bytes to judge by are more than the {found} bytes of the text; \
          give more --data or a smaller --slice"

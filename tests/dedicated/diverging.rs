@@ -250,9 +250,13 @@ fn a_handle_from_before_sharding_scopes_nothing() {
         (|handle| handle.no_sync(|| ())) as fn(&Dedicated),
         |handle| handle.accumulate(|| ()),
         |handle| {
-            handle.set_gradient_scaling_factor(0.5).unwrap_or_else(|e| dmuon::core::raise(e.into()))
+            handle
+                .set_gradient_scaling_factor(0.5)
+                .unwrap_or_else(|e| dmuon::runtime::raise(e.into()))
         },
-        |handle| drop(handle.boundary("layers.0").unwrap_or_else(|e| dmuon::core::raise(e.into()))),
+        |handle| {
+            drop(handle.boundary("layers.0").unwrap_or_else(|e| dmuon::runtime::raise(e.into())))
+        },
     ] {
         let said = message(|world| {
             let (net, old) = dedicate(&world, &net, |d| d)?;

@@ -6,7 +6,7 @@ use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::{Device, Tensor};
-use dmuon::core::launch_each;
+use dmuon::runtime::launch_each;
 use dmuon::{
     BoundaryRule, Dedicate, Dedicated, Error, FullyShard, Hooked, Matrices, Mesh, MeshShape, Mode,
     Muon, MuonConfig, NonFinite, Rank, Rates, Result, Route, World, catch,
@@ -189,7 +189,8 @@ fn a_rank_that_returns_early_is_named_on_every_other() {
             let message = outcomes[rank].clone().unwrap_err();
             assert!(message.contains("rank 1 returned before"), "{message}");
         }
-        let outcomes = disturbed(mode, |_| Err(dmuon::core::Error::message("no more data").into()));
+        let outcomes =
+            disturbed(mode, |_| Err(dmuon::runtime::Error::message("no more data").into()));
         for outcome in &outcomes {
             assert!(outcome.as_ref().unwrap_err().contains("no more data"));
         }

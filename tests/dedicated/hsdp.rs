@@ -244,7 +244,7 @@ fn steps_without_a_forward_between_and_skipped_steps_work() {
 #[test]
 fn a_replica_that_dies_during_a_publish_is_named_at_the_next_forward() {
     let net = seeded(1, |device| Net::new(2, device));
-    let outcomes = dmuon::core::launch_each::<f32, dmuon::Error, _>(4, &options(), |world| {
+    let outcomes = dmuon::runtime::launch_each::<f32, dmuon::Error, _>(4, &options(), |world| {
         let (mut net, dedicated) = dedicate_on(&world, (2, 2), &net, |d| d)?;
         let mut muon = MuonConfig::new().init(&dedicated)?;
         for step in 0..3 {
@@ -324,7 +324,7 @@ fn accumulation_within_replicas_sums_micro_batches_and_crosses_the_mesh_once() {
 
 #[test]
 fn publishes_on_a_slow_link_are_awaited_inside_the_next_forward() {
-    use dmuon::core::Link;
+    use dmuon::runtime::Link;
     let net = seeded(1, |device| Net::new(4, device));
     let latency = Duration::from_millis(3);
     let link = Link { latency, bytes_per_second: 1e12, groups: "replicate/" };

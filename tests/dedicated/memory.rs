@@ -1,7 +1,7 @@
 //! What a rank can reach, by the ledger and by counted buffers: Z2 and Z3 keep what they promise.
 
 use crate::support::*;
-use dmuon::core::{Call, Ledger, Sharing};
+use dmuon::runtime::{Call, Ledger, Sharing};
 use dmuon::{Holding, Mode, Plan, Rank, Result, World};
 
 const LAYERS: usize = 6;

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use burn::tensor::Tensor;
-use dmuon::core::{Counters, Event};
 use dmuon::partition::{ElemBytes, Traffic};
+use dmuon::runtime::{Counters, Event};
 use dmuon::{Dedicated, EventKind, Mode, OpKind, Plan};
 
 /// One forward and backward; returns each rank's counters and events of it, and the plan.

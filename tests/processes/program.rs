@@ -7,8 +7,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use dmuon::core::{Call, Element, Op};
 use dmuon::prelude::*;
+use dmuon::runtime::{Call, Element, Op};
 use dmuon::{EngineOptions, Error, EventKind, Result};
 use sha2::{Digest, Sha256};
 use std::io::Write;
@@ -131,7 +131,7 @@ fn misbehave(world: &World, scenario: &str, folder: &Path) -> Result<()> {
     }
     if wrong("fails") {
         mark(folder);
-        return Err(Error::from(dmuon::core::Error::message("the disk is full")));
+        return Err(Error::from(dmuon::runtime::Error::message("the disk is full")));
     }
     if wrong("sleeps") {
         mark(folder);
@@ -165,7 +165,7 @@ fn misbehave(world: &World, scenario: &str, folder: &Path) -> Result<()> {
 }
 
 fn sum(world: &World, label: &str, element: Element, num_elems: usize) -> Result<()> {
-    let own = dmuon::core::Buffer::zeroed(num_elems * element.num_bytes()).freeze();
+    let own = dmuon::runtime::Buffer::zeroed(num_elems * element.num_bytes()).freeze();
     let call = Call::new(Op::AllReduce, label, element, num_elems);
     world.group().start(call, Some(own))?.wait(world.deadline())?;
     Ok(())
