@@ -49,6 +49,11 @@
 //! assert!(losses.iter().all(|loss| loss.is_finite()));
 //! # Ok::<(), dmuon::Error>(())
 //! ```
+//!
+//! # Features
+//!
+//! They only add. `mpi`: ranks as processes. `wgpu`, `cuda`: models on devices of Burn's Cube backend,
+//! whose weights and gradients travel through host memory. `fusion`: Burn fuses operations there.
 #![forbid(unsafe_code)]
 
 /// The README's program, compiled and run.

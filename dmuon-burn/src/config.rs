@@ -136,7 +136,7 @@ impl MuonConfig {
         self
     }
 
-    /// Sets what Newton–Schulz multiplies in, on CPUs that can: bf16 products are faster and give
+    /// Sets what Newton–Schulz multiplies in, on CPUs and devices that can: bf16 products are faster and give
     /// directions to about one percent.
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {

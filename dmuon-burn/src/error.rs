@@ -41,6 +41,36 @@ pub enum Error {
         /// Name and shape of each.
         names: Vec<String>,
     },
+    /// A parameter is on a device that dmuon has no operations for.
+    #[error(
+        "\"{parameter}\" is on {device}, which this build of dmuon has no operations for: move the \
+         model to another device, or enable dmuon's feature `wgpu` or `cuda`"
+    )]
+    UnsupportedDevice {
+        /// Name of the parameter.
+        parameter: String,
+        /// What Burn calls the device.
+        device: String,
+    },
+    /// A device can't compute in the type asked for.
+    #[error(
+        "\"{parameter}\" is on {device}, which can't compute in {float}: ask for another compute \
+         type or precision"
+    )]
+    UnsupportedFloat {
+        /// Name of the parameter.
+        parameter: String,
+        /// What Burn calls the device.
+        device: String,
+        /// The type.
+        float: dmuon_core::FloatType,
+    },
+    /// A tensor could not be copied from its device.
+    #[error("a tensor could not be read from its device: {cause}")]
+    Readback {
+        /// What Burn says.
+        cause: String,
+    },
     /// Parameters are not single precision.
     #[error(
         "dmuon trains f32 parameters; these are not: {}; cast the model before dedicating it",

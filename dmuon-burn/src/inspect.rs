@@ -5,7 +5,7 @@ use crate::binding;
 use crate::context;
 use crate::error::{Error, Result};
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use std::collections::HashMap;
 
 /// A float parameter as the model has it.
@@ -22,6 +22,7 @@ pub struct ParameterInfo {
     /// The boundary around it, if any.
     pub boundary: Option<String>,
     pub(crate) id: ParamId,
+    pub(crate) device: Device,
     /// Types of the modules around that one, outermost first.
     pub(crate) within: Vec<String>,
     /// Path of the outermost `Hooked` block around it.
@@ -102,6 +103,7 @@ impl ModuleVisitor for Inspector {
             trainable: base.is_require_grad(),
             boundary: None,
             id: param.id,
+            device: base.device(),
             hooked: self.hooked.clone().filter(|_| binding::inside_hooked()),
         });
     }

@@ -15,6 +15,8 @@
 use crate::hook::{Averaged, Fetch, Hook};
 use crate::quiet::quietly;
 use crate::transport::{PackStorage, Transport};
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::Cube;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
 use burn::backend::autodiff::checkpoint::state::BackwardStates;
@@ -46,7 +48,9 @@ impl Probe {
     }
 }
 
-#[backend_extension(Flex, Autodiff)]
+// Without `Fusion`: its form would run these later, on a thread that ranks share, where two that meet
+// would wait for ever. As it is they run when called, where they are called, fused or not.
+#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")), Autodiff)]
 pub(crate) trait HookOps: Backend {
     fn dmuon_root(anchor: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
     fn dmuon_enter(x: FloatTensor<Self>, root: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
@@ -62,47 +66,56 @@ pub(crate) trait HookOps: Backend {
     fn dmuon_leaf(tensor: FloatTensor<Self>, probe: Probe) -> FloatTensor<Self>;
 }
 
-impl HookOps for Flex {
-    fn dmuon_root(anchor: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-        anchor
-    }
+/// What the operations do without a tape.
+macro_rules! without_tape {
+    ($backend:ty) => {
+        impl HookOps for $backend {
+            fn dmuon_root(anchor: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
+                anchor
+            }
 
-    fn dmuon_enter(
-        x: FloatTensor<Self>,
-        _root: FloatTensor<Self>,
-        _hook: Hook,
-    ) -> FloatTensor<Self> {
-        x
-    }
+            fn dmuon_enter(
+                x: FloatTensor<Self>,
+                _root: FloatTensor<Self>,
+                _hook: Hook,
+            ) -> FloatTensor<Self> {
+                x
+            }
 
-    fn dmuon_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::float_zeros([1].into(), &x.device(), x.dtype().into())
-    }
+            fn dmuon_token(x: FloatTensor<Self>) -> FloatTensor<Self> {
+                Self::float_zeros([1].into(), &x.device(), x.dtype().into())
+            }
 
-    fn dmuon_fetch(
-        base: FloatTensor<Self>,
-        _token: FloatTensor<Self>,
-        fetch: Fetch,
-    ) -> FloatTensor<Self> {
-        fetch.forward::<Self>(base)
-    }
+            fn dmuon_fetch(
+                base: FloatTensor<Self>,
+                _token: FloatTensor<Self>,
+                fetch: Fetch,
+            ) -> FloatTensor<Self> {
+                fetch.forward::<Self>(base)
+            }
 
-    fn dmuon_read(base: FloatTensor<Self>, fetch: Fetch) -> FloatTensor<Self> {
-        fetch.forward::<Self>(base)
-    }
+            fn dmuon_read(base: FloatTensor<Self>, fetch: Fetch) -> FloatTensor<Self> {
+                fetch.forward::<Self>(base)
+            }
 
-    fn dmuon_exit(y: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
-        y
-    }
+            fn dmuon_exit(y: FloatTensor<Self>, _hook: Hook) -> FloatTensor<Self> {
+                y
+            }
 
-    fn dmuon_view(like: FloatTensor<Self>, place: Place) -> FloatTensor<Self> {
-        Self::view(&like.device(), &place.storage, &place.slot)
-    }
+            fn dmuon_view(like: FloatTensor<Self>, place: Place) -> FloatTensor<Self> {
+                Self::view(&like.device(), &place.storage, &place.slot)
+            }
 
-    fn dmuon_leaf(tensor: FloatTensor<Self>, _probe: Probe) -> FloatTensor<Self> {
-        tensor
-    }
+            fn dmuon_leaf(tensor: FloatTensor<Self>, _probe: Probe) -> FloatTensor<Self> {
+                tensor
+            }
+        }
+    };
 }
+
+without_tape!(Flex);
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+without_tape!(Cube);
 
 impl<B: HookOps + Transport, C: CheckpointStrategy> HookOps for Autodiff<B, C> {
     fn dmuon_root(anchor: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self> {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::parameter::MatrixView;
-use burn::backend::Flex;
+use crate::transport::is_flex;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use dmuon_core::newton_schulz::{
     Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Precision, Workspace,
@@ -77,11 +77,17 @@ impl Orthogonalizer {
             let shape = [batch, rows, cols];
             self.host.orthogonalize_batch(&mut self.workspace, input, shape, out)?;
         } else {
+            let device = device.clone().without_autodiff();
+            // As on hosts without bf16: the same iteration, with products in f32.
+            let precision = match device.supports_dtype(FloatDType::BF16) {
+                true => self.precision,
+                false => Precision::F32,
+            };
             let data = TensorData::new(input.to_vec(), [batch, rows, cols]);
-            let x = Tensor::<3>::from_data(data, &device.clone().without_autodiff());
-            let y = match self.form.resolve_for(self.precision, rows, cols) {
+            let x = Tensor::<3>::from_data(data, &device);
+            let y = match self.form.resolve_for(precision, rows, cols) {
                 Form::Gram => on_wide(x, |x| gram(x, &self.schedule, &self.restarts)),
-                _ => on_wide(x, |x| direct(x, &self.schedule, self.precision)),
+                _ => on_wide(x, |x| direct(x, &self.schedule, precision)),
             };
             out.iter_mut().zip(y.into_data().iter::<f32>()).for_each(|(out, elem)| *out = elem);
         }
@@ -93,10 +99,6 @@ impl Orthogonalizer {
     pub(crate) fn count(&mut self, view: MatrixView) {
         self.num_runs += view.batch;
     }
-}
-
-fn is_flex(device: &Device) -> bool {
-    Tensor::<1>::zeros([1], &device.clone().without_autodiff()).try_into_primitive::<Flex>().is_ok()
 }
 
 /// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm, and

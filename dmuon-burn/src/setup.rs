@@ -6,6 +6,7 @@ use crate::control::{Description, agree, barrier};
 use crate::error::{Error, Result};
 use crate::inspect::ParameterInfo;
 use crate::runtime::Runtime;
+use crate::transport::{dtype, is_supported};
 use crate::values::{Buffers, Recut, Take, publish};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -68,6 +69,7 @@ impl Setup {
     }
 
     fn runtime(self, found: Vec<ParameterInfo>) -> Result<Arc<Runtime>> {
+        check_devices(&found, self.options.weights)?;
         let is_batch_norm = |info: &&ParameterInfo| info.module.ends_with("BatchNorm");
         if let Some(info) = found.iter().find(is_batch_norm)
             && self.options.weights != FloatType::F32
@@ -106,6 +108,20 @@ impl Setup {
             ),
         }
     }
+}
+
+/// Checks, before ranks talk, that every parameter is where dmuon can handle it.
+fn check_devices(found: &[ParameterInfo], float: FloatType) -> Result<()> {
+    for ParameterInfo { name, device, .. } in found {
+        let (parameter, place) = (name.clone(), format!("{device:?}"));
+        if !is_supported(device) {
+            return Err(Error::UnsupportedDevice { parameter, device: place });
+        }
+        if !device.supports_dtype(dtype(float)) {
+            return Err(Error::UnsupportedFloat { parameter, device: place, float });
+        }
+    }
+    Ok(())
 }
 
 /// Lets ranks initialize what they provide one after the other: threads share Burn's generator.

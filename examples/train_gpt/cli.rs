@@ -10,6 +10,7 @@ use dmuon::{FloatType, MeshShape, ReplicatePublish};
 use serde::Serialize;
 
 use crate::common::model::GptConfig;
+use crate::device::DeviceName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,6 +34,9 @@ Examples:
   cargo build --release --features mpi --example train_gpt
   mpiexec -n 4 target/release/examples/train_gpt
       The same ranks as processes: the same weights to the bit.
+  cargo run --release --features wgpu --example train_gpt -- --device wgpu
+      On a GPU, whose memory holds weights and activations; what ranks exchange, and masters, stay
+      on the host.
   cargo run --release --example train_gpt -- --data ~/books --steps 2000 --out out/books
       All files of a folder, for longer.
 
@@ -84,6 +88,9 @@ pub(crate) struct Args {
     /// Micro-batches a step; gradients wait on their rank for the last one
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = positive)]
     pub(crate) accumulate: usize,
+    /// Where to compute; devices need a feature
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) device: DeviceName,
     /// What weights travel and are used in; they are stored, summed and updated in f32
     #[arg(long, value_enum, default_value_t)]
     pub(crate) compute: Compute,
@@ -264,12 +271,13 @@ impl Args {
         Ok(())
     }
 
-    /// The device to train on. In z3 the tape must be able to compute views of weights again, or it
+    /// The device with a tape. In z3 that must be able to compute views of weights again, or it
     /// would keep the weights.
-    pub(crate) fn device(&self) -> Device {
+    pub(crate) fn with_tape(&self, device: &Device) -> Device {
+        let device = device.clone().autodiff();
         match self.mode {
-            Mode::Z2 => Device::flex().autodiff(),
-            Mode::Z3 => Device::flex().autodiff().gradient_checkpointing(),
+            Mode::Z2 => device,
+            Mode::Z3 => device.gradient_checkpointing(),
         }
     }
 

@@ -14,6 +14,18 @@ pub(crate) enum Error {
     Orthogonalized { step: usize, found: u64, planned: usize },
     #[error("the learning rates have no schedule: {0}")]
     Schedule(String),
+    #[error(
+        "--device {name} needs the feature `{name}`: \
+         cargo run --release --features {name} --example train_gpt -- --device {name}"
+    )]
+    #[cfg_attr(
+        all(feature = "wgpu", feature = "cuda"),
+        expect(dead_code, reason = "all are there")
+    )]
+    DeviceFeature { name: &'static str },
+    #[error("--device {name}: {cause}")]
+    #[cfg_attr(not(feature = "wgpu"), expect(dead_code, reason = "Flex is always there"))]
+    Device { name: &'static str, cause: String },
     #[error(transparent)]
     Dmuon(#[from] dmuon::Error),
     #[error(transparent)]

@@ -7,6 +7,7 @@
 mod cli;
 #[path = "../common/mod.rs"]
 mod common;
+mod device;
 mod error;
 mod figure;
 mod report;

@@ -9,6 +9,7 @@ use crate::cli::{Args, Optimizer};
 use crate::common::data::{Batch, Corpus};
 use crate::common::model::Gpt;
 use crate::common::records;
+use crate::device::DeviceName;
 use crate::error::Error;
 use crate::figure::{Curve, Figure};
 use crate::report::Summary;
@@ -31,25 +32,26 @@ const TEMPERATURE: f64 = 0.7;
 
 /// Runs the example as asked.
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let device = args.device.open()?;
     let corpus = Corpus::load(args.data.as_deref(), args.seq_len)?;
     let baseline = corpus.unigram_baseline();
     if dmuon::is_first_process()? {
-        announce(args, &corpus, baseline);
+        announce(args, &device, &corpus, baseline);
     }
     let mut curves = Vec::new();
     for optimizer in args.optimizers() {
         let folder = folder(args, optimizer);
-        let Some(trained) = train::train(args, optimizer, &corpus, &folder)? else {
+        let Some(trained) = train::train(args, optimizer, &device, &corpus, &folder)? else {
             // Another process has rank 0, which tells the rest of the story.
             continue;
         };
         let model = trained.model.valid();
-        let val_loss = validate(&model, args, &corpus);
+        let val_loss = validate(&model, args, &corpus, &device);
         let summary = summarize(args, optimizer, &corpus, &trained, [val_loss, baseline]);
         summary.write(&folder)?;
         tell(&summary);
         if !args.no_sample {
-            println!("\nThe model, after \"{PROMPT}\":\n\n{}\n", sample(&model, args));
+            println!("\nThe model, after \"{PROMPT}\":\n\n{}\n", sample(&model, args, &device));
         }
         let losses = trained.steps.iter().map(|step| step.loss).collect();
         curves.push(Curve { optimizer, losses, val_loss });
@@ -71,9 +73,12 @@ fn folder(args: &Args, optimizer: Optimizer) -> PathBuf {
     }
 }
 
-fn announce(args: &Args, corpus: &Corpus, baseline: f64) {
+fn announce(args: &Args, device: &Device, corpus: &Corpus, baseline: f64) {
     let (train, valid) = (corpus.train.len(), corpus.valid.len());
     let model = args.model();
+    if args.device != DeviceName::Flex {
+        println!("device    {device:?}");
+    }
     println!("text      {}", corpus.source);
     println!("          {train} bytes to learn, {valid} held out");
     println!("baseline  {baseline:.3} nats a byte for a model that reads no context (unigram)");
@@ -92,13 +97,12 @@ fn announce(args: &Args, corpus: &Corpus, baseline: f64) {
 }
 
 /// Mean loss over held-out sequences, nats a byte.
-fn validate(model: &Gpt, args: &Args, corpus: &Corpus) -> f64 {
-    let device = Device::flex();
+fn validate(model: &Gpt, args: &Args, corpus: &Corpus, device: &Device) -> f64 {
     let sequences = corpus.validation(VALIDATION_SEQUENCES, args.seq_len);
     let total: f64 = sequences
         .chunks(VALIDATION_BATCH)
         .map(|chunk| {
-            let batch = Batch::new(chunk, &device);
+            let batch = Batch::new(chunk, device);
             let mean: f64 = model.loss(batch.inputs, batch.targets).into_scalar();
             mean * chunk.len() as f64
         })
@@ -166,7 +170,7 @@ fn tell(summary: &Summary) {
     println!("weights   sha256 {}", summary.weights_sha256);
 }
 
-fn sample(model: &Gpt, args: &Args) -> String {
+fn sample(model: &Gpt, args: &Args, device: &Device) -> String {
     let sampling = Sampling {
         prompt: PROMPT,
         bytes: SAMPLE_BYTES,
@@ -174,5 +178,5 @@ fn sample(model: &Gpt, args: &Args) -> String {
         seed: args.seed,
         seq_len: args.seq_len,
     };
-    sampling.write(model, &Device::flex())
+    sampling.write(model, device)
 }

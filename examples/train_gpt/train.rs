@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use burn::module::Module;
+use burn::tensor::Device;
 use dmuon::prelude::*;
 use dmuon::{Holding, MeshShape};
 
@@ -36,16 +37,18 @@ pub(crate) struct Trained {
 pub(crate) fn train(
     args: &Args,
     optimizer: Optimizer,
+    device: &Device,
     corpus: &Corpus,
     folder: &Path,
 ) -> Result<Option<Trained>, Error> {
-    let device = args.device();
     // Burn draws from one generator for the whole process: the weights are drawn here, once in
-    // every process, from one seed.
-    device.seed(args.seed);
-    let model = args.model().init(&device);
+    // every process, from one seed, and on Flex, so that every device begins with the same.
+    let flex = args.with_tape(&Device::flex());
+    flex.seed(args.seed);
+    let model = args.model().init(&flex);
     dmuon::initialize(&model);
-    let job = Job { args, optimizer, corpus, folder };
+    let device = &args.with_tape(device);
+    let job = Job { args, optimizer, device, corpus, folder };
     let ranks = dmuon::launch(args.num_ranks(), |world| job.train_rank(world, model.clone()))?;
     Ok(ranks.into_iter().flatten().next())
 }
@@ -55,16 +58,17 @@ pub(crate) fn train(
 struct Job<'a> {
     args: &'a Args,
     optimizer: Optimizer,
+    /// With a tape.
+    device: &'a Device,
     corpus: &'a Corpus,
     folder: &'a Path,
 }
 
 impl Job<'_> {
     fn train_rank(self, world: World, model: Gpt) -> Result<Option<Trained>, Error> {
-        let Self { args, optimizer, corpus, folder } = self;
-        let device = args.device();
+        let Self { args, optimizer, device, corpus, folder } = self;
         let mesh = Mesh::with_shape(&world, args.mesh().map_err(dmuon::runtime::Error::from)?)?;
-        let (mut model, dedicated) = self.distribute(&mesh, model.fork(&device))?;
+        let (mut model, dedicated) = self.distribute(&mesh, model.fork(device))?;
         let predicted = Predicted::new(&dedicated, args.compute.into());
         let mut reporter = match world.rank() {
             Rank(0) => {
@@ -80,7 +84,7 @@ impl Job<'_> {
         for step in 0..args.steps {
             let loss = |model: &Gpt, micro_batch| {
                 let number = step * args.accumulate + micro_batch;
-                let batch = Batch::new(&corpus.batch(args.seed, number, share), &device);
+                let batch = Batch::new(&corpus.batch(args.seed, number, share), device);
                 model.loss(batch.inputs, batch.targets)
             };
             let work;

@@ -1,10 +1,17 @@
-//! Packed host buffers as tensors and back: the only place that knows a backend's storage.
+//! Packed host buffers as tensors and back: the only room that knows a backend's storage.
 
-use burn::backend::ops::FloatTensorOps;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+mod flex;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod residents;
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::Cube;
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Backend, Flex, TensorMetadata};
-use burn::tensor::{AllocationProperty, Bytes, DType, FloatDType, Shape, Tensor};
-use burn_flex::{FlexTensor, Layout};
+use burn::backend::{Backend, DispatchDevice, Flex};
+use burn::tensor::{AllocationProperty, Bytes, DType, Device as AnyDevice, FloatDType, Tensor};
+use burn_flex::FlexTensor;
 use dmuon_core::{FloatType, Lease, PackView, Slot};
 use std::fmt;
 use std::sync::Arc;
@@ -14,6 +21,8 @@ use std::sync::Arc;
 pub(crate) struct PackStorage {
     bytes: Arc<Bytes>,
     float: FloatType,
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    residents: Arc<residents::Residents>,
 }
 
 impl PackStorage {
@@ -27,10 +36,19 @@ impl PackStorage {
 impl PackView for PackStorage {
     fn new(lease: Lease, float: FloatType) -> Self {
         let bytes = bytes::Bytes::from_owner(lease);
-        Self { bytes: Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)), float }
+        Self {
+            bytes: Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)),
+            float,
+            #[cfg(any(feature = "wgpu", feature = "cuda"))]
+            residents: Arc::default(),
+        }
     }
 
     fn is_unique(&self) -> bool {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        if !self.residents.are_unshared() {
+            return false;
+        }
         Arc::strong_count(&self.bytes) == 1
     }
 }
@@ -46,44 +64,20 @@ pub(crate) trait Transport: Backend {
     /// The slot's elements as a tensor of the slot's shape on `device`.
     fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self>;
 
-    /// Whether `tensor` is the slot's very memory rather than equal numbers elsewhere.
+    /// Whether `tensor` is what [`view`](Self::view) made of the slot rather than equal numbers
+    /// elsewhere.
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
-
-    /// The tensor in the type that weights are used in.
-    fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self>;
 
     /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
-}
 
-impl Transport for Flex {
-    fn view(_device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
-        let shape = Shape::from(slot.shape.clone());
-        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
-        let layout = Layout::new(shape, strides, slot.offset);
-        FlexTensor::from_arc(storage.bytes.clone(), layout, dtype(storage.float))
-    }
-
-    fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
-        Arc::ptr_eq(&tensor.data_arc(), &storage.bytes)
-            && tensor.layout().start_offset() == slot.offset
-            && tensor.shape().num_elements() == slot.num_elems
-    }
-
+    /// The tensor in the type that weights are used in.
     fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self> {
         match float {
             FloatType::F32 => tensor,
             FloatType::F16 => Self::float_cast(tensor, FloatDType::F16),
             FloatType::Bf16 => Self::float_cast(tensor, FloatDType::BF16),
         }
-    }
-
-    fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
-        let tensor = match tensor.dtype() {
-            DType::F32 => tensor,
-            _ => Self::float_cast(tensor, FloatDType::F32),
-        };
-        HostSlice::Shared(tensor.to_contiguous())
     }
 }
 
@@ -96,16 +90,34 @@ pub(crate) fn dtype(float: FloatType) -> DType {
     }
 }
 
-/// Whether `tensor` is the slot's very memory; taken for granted on devices with memory of their own.
+/// Whether dmuon has operations for tensors on `device`.
+pub(crate) fn is_supported(device: &AnyDevice) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        DispatchDevice::Flex(_) => true,
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        DispatchDevice::Cube(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether tensors on `device` are host memory.
+pub(crate) fn is_flex(device: &AnyDevice) -> bool {
+    matches!(device.clone().without_autodiff().as_dispatch(), DispatchDevice::Flex(_))
+}
+
+/// Whether `tensor` is what a backend made of the slot.
 pub(crate) fn is_view<const D: usize>(
     tensor: Tensor<D>,
     storage: &PackStorage,
     slot: &Slot,
 ) -> bool {
-    match tensor.without_autodiff().try_into_primitive::<Flex>() {
-        Ok(primitive) => Flex::is_view(&primitive, storage, slot),
-        Err(_) => true,
+    let tensor = tensor.without_autodiff();
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let Ok(primitive) = tensor.clone().try_into_primitive::<Cube>() {
+        return Cube::is_view(&primitive, storage, slot);
     }
+    let primitive = tensor.try_into_primitive::<Flex>();
+    primitive.is_ok_and(|primitive| Flex::is_view(&primitive, storage, slot))
 }
 
 /// Writes a tensor's elements, in row-major order, to `out`.
@@ -124,6 +136,10 @@ pub(crate) enum HostSlice {
 impl HostSlice {
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let tensor = tensor.without_autodiff();
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        if let Ok(primitive) = tensor.clone().try_into_primitive::<Cube>() {
+            return Cube::to_host(primitive);
+        }
         match tensor.clone().try_into_primitive::<Flex>() {
             Ok(primitive) => Flex::to_host(primitive),
             Err(_) => Self::Copied(tensor.into_data().iter::<f32>().collect()),

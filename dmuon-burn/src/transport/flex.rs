@@ -1,0 +1,33 @@
+//! Flex: tensors share the memory of packed buffers; nothing is copied.
+
+use super::{HostSlice, PackStorage, Transport, dtype};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Shape};
+use burn_flex::{FlexTensor, Layout};
+use dmuon_core::Slot;
+use std::sync::Arc;
+
+impl Transport for Flex {
+    fn view(_device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
+        let shape = Shape::from(slot.shape.clone());
+        let strides = Layout::contiguous(shape.clone()).strides().to_vec();
+        let layout = Layout::new(shape, strides, slot.offset);
+        FlexTensor::from_arc(storage.bytes.clone(), layout, dtype(storage.float))
+    }
+
+    fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
+        Arc::ptr_eq(&tensor.data_arc(), &storage.bytes)
+            && tensor.layout().start_offset() == slot.offset
+            && tensor.shape().num_elements() == slot.num_elems
+    }
+
+    fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
+        let tensor = match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => Self::float_cast(tensor, FloatDType::F32),
+        };
+        HostSlice::Shared(tensor.to_contiguous())
+    }
+}
