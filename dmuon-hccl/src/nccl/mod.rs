@@ -2,9 +2,9 @@
 //! time.
 //!
 //! Rooms, from unsafe to safe: `sys` (NCCL's interface), `result` (statuses of NCCL and of the
-//! driver), `safe` (no raw pointers beyond this room), then the [lane](crate::device::Lane) that
-//! collectives run on, and joining. The driver is called through `cudarc`. Communicators do not
-//! block: every wait polls, so that it ends when the world fails.
+//! driver), `safe` (no raw pointers beyond this room), then `lane` (what collectives run on, in
+//! `turns`), and `join`. The driver is called through `cudarc`. Communicators do not block: every
+//! wait polls, so that it ends when the world fails; `tally` knows how many there are.
 
 mod error;
 mod join;

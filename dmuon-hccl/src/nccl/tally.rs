@@ -7,8 +7,9 @@ use std::{
     time::Duration,
 };
 
-/// How long a process that leaves waits for its communicators to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process that leaves waits for its communicators to end: somewhat longer than that may
+/// take.
+const PATIENCE: Duration = Duration::from_secs(6);
 
 /// Counts the communicators of a world.
 #[derive(Debug, Default)]

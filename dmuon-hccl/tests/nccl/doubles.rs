@@ -17,6 +17,9 @@ use std::{
 /// What the process's environment says beside where the doubles are.
 pub(crate) type Settings<'a> = &'a [(&'a str, &'a str)];
 
+/// The setting that puts another library in the driver's place.
+pub(crate) const DRIVER: &str = "DMUON_TEST_DRIVER";
+
 /// Every rank's outcome. The calling thread must have the test's name.
 pub(crate) fn run(
     num_ranks: usize,
@@ -67,8 +70,10 @@ fn spec(rank: usize, num_ranks: usize, folder: &Path) -> LaunchSpec {
 /// The binary, in an environment where the doubles are found by the names of the real ones.
 fn command(folder: &Path, program: &Path, settings: Settings<'_>) -> Command {
     let double = double(program);
+    let other = settings.iter().find(|(name, _)| *name == DRIVER).map(|(_, path)| Path::new(path));
     for name in ["libcuda.so", "libcuda.so.1"] {
-        symlink(&double, folder.join(name)).expect("the temporary folder is writable");
+        let driver = other.unwrap_or(&double);
+        symlink(driver, folder.join(name)).expect("the temporary folder is writable");
     }
     let others = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let search = env::join_paths([folder.to_owned()].into_iter().chain(env::split_paths(&others)));

@@ -1,9 +1,9 @@
 //! Processes that cannot join, and what they are told.
 
-use crate::doubles::{Settings, as_rank, run, run_each};
+use crate::doubles::{DRIVER, Settings, as_rank, run, run_each};
 use dmuon_core::{Collectives, EngineOptions, Error, Rank, Result, World};
 use dmuon_hccl::{Environment, LaunchSpec, control::Credentials};
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 /// A deadline for waits that are meant to fail.
 const SHORT: Duration = Duration::from_secs(1);
@@ -27,10 +27,19 @@ fn without_a_driver_its_name_is_told() {
     // Where there is a real driver, it has no device to show.
     let text = alone(&[("LD_LIBRARY_PATH", ""), ("CUDA_VISIBLE_DEVICES", "")]);
     assert!(
-        text.starts_with("no GPU driver: looked for libcuda.so.1 (cannot open shared object")
+        text.starts_with("no GPU driver: looked for libcuda.so (")
+            && text.contains("libcuda.so.1 (cannot open shared object")
             || text.contains("the driver shows this process 0 devices"),
         "{text}"
     );
+}
+
+#[test]
+fn another_library_by_the_drivers_name_is_found_out() {
+    let maps = fs::read_to_string("/proc/self/maps").expect("Linux tells");
+    let libc = maps.split_whitespace().find(|word| word.ends_with("/libc.so.6"));
+    let text = alone(&[(DRIVER, libc.expect("every program has it"))]);
+    assert!(text.contains("looked for libcuda.so (it lacks cuInit)"), "{text}");
 }
 
 #[test]

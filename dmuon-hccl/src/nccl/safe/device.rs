@@ -8,8 +8,33 @@ use cudarc::driver::{CudaContext, DriverError, sys::CUresult};
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 use std::{mem, path::PathBuf, sync::Arc};
 
-/// Names of the driver's library. The second belongs to installations for developers.
-const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+/// Names of the driver's library, in the order in which `cudarc` tries them.
+const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// What `cudarc` calls for this room, and panics without.
+const FUNCTIONS: [&str; 21] = [
+    "cuInit",
+    "cuGetErrorString",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamDestroy_v2",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuMemAllocAsync",
+    "cuMemFreeAsync",
+    "cuMemsetD8Async",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+];
 
 /// A device, through its primary context, which Burn's tensors on it share.
 #[derive(Clone, Debug)]
@@ -46,10 +71,18 @@ impl Device {
     }
 }
 
-/// Loads the driver, for good: `cudarc` would panic without it, and looks for the same names.
+/// Loads the driver, for good: `cudarc` would panic without it, or without a function of it.
 fn find_driver() -> Result<(), NcclJoinError> {
     let candidates = NAMES.iter().map(PathBuf::from).collect();
     // SAFETY: the driver's library is trusted.
     let found = unsafe { dylib::open(candidates, RTLD_NOW | RTLD_LOCAL) };
-    found.map(mem::forget).map_err(|tried| NcclJoinError::NoDriver { tried })
+    let (driver, path) = found.map_err(|tried| NcclJoinError::NoDriver { tried })?;
+    let lacks = |name: &&&str| {
+        // SAFETY: the symbol is only looked for.
+        unsafe { driver.get::<*const ()>(name.as_bytes()) }.is_err()
+    };
+    let missing = FUNCTIONS.iter().find(lacks);
+    let complaint = missing.map(|name| format!("{} (it lacks {name})", path.display()));
+    mem::forget(driver);
+    complaint.map_or(Ok(()), |complaint| Err(NcclJoinError::NoDriver { tried: vec![complaint] }))
 }
