@@ -85,9 +85,9 @@ mod launch;
 
 pub use dmuon_burn::{
     AdamW, Arithmetic, Boundary, BoundaryIo, Dedicate, Dedicated, Error, FullyShard, Hooked,
-    LossScaler, Matrices, MatrixLayout, MatrixUpdate, MatrixView, Muon, MuonConfig, NonFinite,
-    OptimizerGroup, ParameterInfo, Rates, ReplicatePublish, Result, Route, RouteEntry, RouteReport,
-    Rule, StepRates, StepReport, TensorMap, UpdateScale, initialize,
+    LossScaler, Matrices, MatrixLayout, MatrixUpdate, MatrixView, Method, Muon, MuonConfig,
+    NonFinite, OptimizerGroup, ParameterInfo, Rates, ReplicatePublish, Result, Route, RouteEntry,
+    RouteReport, Rule, StepRates, StepReport, TensorMap, UpdateScale, initialize,
 };
 pub use dmuon_core::newton_schulz;
 pub use dmuon_core::{

@@ -62,7 +62,7 @@ pub use muon::Muon;
 pub use orthogonalize::Arithmetic;
 pub use parameter::{MatrixLayout, MatrixView};
 pub use rates::{Rates, StepRates};
-pub use report::{MatrixUpdate, StepReport};
+pub use report::{MatrixUpdate, Method, StepReport};
 pub use route::{Route, RouteEntry, RouteReport};
 pub use rules::Rule;
 pub use select::Matrices;

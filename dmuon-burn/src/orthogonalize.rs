@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::parameter::MatrixView;
+use crate::report::Method;
 use crate::transport::is_flex;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use dmuon_core::newton_schulz::{
@@ -68,24 +69,14 @@ impl Orthogonalizer {
         out: &mut [f32],
     ) -> Result<(), NumericsError> {
         let MatrixView { batch, rows, cols, .. } = view;
-        let on_host = match self.arithmetic {
-            Arithmetic::Auto => is_flex(device),
-            Arithmetic::Host => true,
-            Arithmetic::Tensors => false,
-        };
-        if on_host {
+        let Method { form, precision, kernel } = self.method(device, view);
+        if kernel.is_some() {
             let shape = [batch, rows, cols];
             self.host.orthogonalize_batch(&mut self.workspace, input, shape, out)?;
         } else {
-            let device = device.clone().without_autodiff();
-            // As on hosts without bf16: the same iteration, with products in f32.
-            let precision = match device.supports_dtype(FloatDType::BF16) {
-                true => self.precision,
-                false => Precision::F32,
-            };
             let data = TensorData::new(input.to_vec(), [batch, rows, cols]);
-            let x = Tensor::<3>::from_data(data, &device);
-            let y = match self.form.resolve_for(precision, rows, cols) {
+            let x = Tensor::<3>::from_data(data, &device.clone().without_autodiff());
+            let y = match form {
                 Form::Gram => on_wide(x, |x| gram(x, &self.schedule, &self.restarts)),
                 _ => on_wide(x, |x| direct(x, &self.schedule, precision)),
             };
@@ -93,6 +84,28 @@ impl Orthogonalizer {
         }
         self.count(view);
         Ok(())
+    }
+
+    /// How a matrix on `device` is orthogonalized: what is in force, whatever was asked for.
+    pub(crate) fn method(&self, device: &Device, view: MatrixView) -> Method {
+        let MatrixView { rows, cols, .. } = view;
+        let on_host = match self.arithmetic {
+            Arithmetic::Auto => is_flex(device),
+            Arithmetic::Host => true,
+            Arithmetic::Tensors => false,
+        };
+        if on_host {
+            let (form, precision) = (self.host.form(rows, cols), self.host.precision(rows, cols));
+            return Method { form, precision, kernel: Some(self.host.kernel(rows, cols)) };
+        }
+        // As on hosts without bf16: the same iteration, with products in f32.
+        let precision = match device.clone().without_autodiff().supports_dtype(FloatDType::BF16) {
+            true => self.precision,
+            false => Precision::F32,
+        };
+        let form = self.form.resolve_for(precision, rows, cols);
+        let precision = if form == Form::Gram { Precision::F32 } else { precision };
+        Method { form, precision, kernel: None }
     }
 
     /// Counts a batch as done.

@@ -3,6 +3,7 @@
 use crate::control::gather_texts;
 use crate::error::Result;
 use dmuon_core::World;
+use dmuon_core::newton_schulz::{Form, Kernel, Precision};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -60,6 +61,20 @@ pub struct MatrixUpdate {
     pub low_rank: bool,
     /// Whether it lies above the upper bound, which is a defect.
     pub too_large: bool,
+    /// How Newton–Schulz ran.
+    pub method: Method,
+}
+
+/// How a matrix was orthogonalized: what was in force, whatever was asked for, so that a fallback
+/// can't go unnoticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Method {
+    /// What was iterated on; never [`Form::Auto`].
+    pub form: Form,
+    /// The arithmetic of the products.
+    pub precision: Precision,
+    /// What computed them on the host; `None` for tensor operations on the matrix's device.
+    pub kernel: Option<Kernel>,
 }
 
 impl StepReport {

@@ -292,6 +292,7 @@ impl Updater {
             full_rank_lower: promise.full_rank_lower,
             low_rank: verdict == RmsVerdict::LowRank,
             too_large: verdict == RmsVerdict::TooLarge,
+            method: self.orthogonalizer.method(terms.gradients.device(), view),
         })
     }
 }

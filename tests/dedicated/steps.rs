@@ -5,8 +5,8 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig as BurnMuonConfig};
 use burn::tensor::{Tensor, TensorData};
-use dmuon::newton_schulz::{Coefficients, Form};
-use dmuon::{AdamW, Hooked, Mode, MuonConfig, Rank, Rates, Result, UpdateScale, World};
+use dmuon::newton_schulz::{Coefficients, Form, Precision};
+use dmuon::{AdamW, Arithmetic, Hooked, Mode, MuonConfig, Rank, Rates, Result, UpdateScale, World};
 
 const STEPS: usize = 10;
 
@@ -230,4 +230,30 @@ fn the_number_of_steps_and_the_scale_are_honoured() {
     let none = weight(base.clone().with_scale(UpdateScale::None));
     assert_eq!(weight(base.clone().with_scale(UpdateScale::Spectral)), none);
     assert_ne!(none, five);
+}
+
+#[test]
+fn the_report_tells_how_newton_schulz_ran_rather_than_what_was_asked() {
+    let net = seeded(1, |device| Net::new(1, device));
+    for (arithmetic, on_host) in [(Arithmetic::Host, true), (Arithmetic::Tensors, false)] {
+        on_ranks(1, |world| {
+            let (mut net, dedicated) = dedicate(&world, &net, |d| d)?;
+            let config = MuonConfig::new().with_precision(Precision::Bf16Products);
+            let mut muon = config.with_arithmetic(arithmetic).init(&dedicated)?;
+            let backward = loss(net.forward(batch(0, 0))).backward();
+            net = muon.step(0.02, net, GradientsParams::from_grads(backward, &net))?;
+            drop(net);
+            let methods: Vec<_> =
+                muon.report().updates.iter().map(|update| update.method).collect();
+            assert!(!methods.is_empty());
+            for method in methods {
+                assert_ne!(method.form, Form::Auto);
+                assert_eq!(method.kernel.is_some(), on_host);
+                // Hosts have no bf16 kernel for matrices as small as these.
+                assert!(!on_host || method.precision == Precision::F32, "{method:?}");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
 }

@@ -1,10 +1,13 @@
 //! In which arithmetic the products run; storage, norms and sums stay in `f32` or better.
 
+use serde::{Deserialize, Serialize};
+
 /// The arithmetic of the products.
 ///
 /// Matrices are read and written in `f32` either way, sums run in `f32`, and norms in `f32` or
 /// better.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Precision {
     /// Factors and sums in `f32`.

@@ -2,9 +2,11 @@
 
 use super::avx512::{MAX_SMALL_ORDER, Product};
 use super::{Avx512, Operand, Panels, Precision, Team, View, portable};
+use serde::{Deserialize, Serialize};
 
 /// What computes the products of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Kernel {
     /// faer, on any CPU.

@@ -1,6 +1,7 @@
 //! Which form evaluates the steps, and where the Gram form restarts; by shape and schedule alone.
 
 use super::{NumericsError, Precision};
+use serde::{Deserialize, Serialize};
 
 /// Unit roundoff of `f32`.
 const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
@@ -13,7 +14,8 @@ const ROUNDOFF: f64 = 1.0 / (1 << 24) as f64;
 const NOISE_LIMIT: f64 = 0.01;
 
 /// How the steps are evaluated. Both forms compute the same function.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Form {
     /// By shape and precision. In `f32`: `Gram` where the matrix is not square, `Direct` where it
     /// is. With bf16 products: `Direct` below `n = 3·m`, `Gram` from there on.
