@@ -48,11 +48,6 @@ impl Residents {
         }
     }
 
-    /// Whether nothing but this holds any of the tensors.
-    pub(super) fn are_unshared(&self) -> bool {
-        self.lock().iter().all(|resident| resident.tensor.can_mut())
-    }
-
     fn lock(&self) -> MutexGuard<'_, Vec<Resident>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
