@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::parameter::MatrixView;
 use crate::report::Method;
-use crate::transport::is_flex;
+use crate::transport::{is_flex, write_tensor};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use dmuon_core::newton_schulz::{
     Form, NewtonSchulz, NewtonSchulzConfig, NumericsError, Parallelism, Precision, Workspace,
@@ -15,9 +15,11 @@ pub enum Arithmetic {
     /// On host slices for parameters on Flex, in tensor operations on any other device.
     #[default]
     Auto,
-    /// On host slices.
+    /// On host slices, whatever the device.
     Host,
-    /// In tensor operations.
+    /// In tensor operations, with the products that the device has: what it calls `f32` may be less
+    /// (TF32 on NVIDIA's GPUs), and a bf16 product is rounded to bf16. So [`Form::Auto`] is the direct
+    /// form there, which corrects its own errors; the Gram form needs products in full `f32`.
     Tensors,
 }
 
@@ -74,13 +76,17 @@ impl Orthogonalizer {
             let shape = [batch, rows, cols];
             self.host.orthogonalize_batch(&mut self.workspace, input, shape, out)?;
         } else {
+            check_finite(view, input)?;
             let data = TensorData::new(input.to_vec(), [batch, rows, cols]);
             let x = Tensor::<3>::from_data(data, &device.clone().without_autodiff());
             let y = match form {
                 Form::Gram => on_wide(x, |x| gram(x, &self.schedule, &self.restarts)),
                 _ => on_wide(x, |x| direct(x, &self.schedule, precision)),
             };
-            out.iter_mut().zip(y.into_data().iter::<f32>()).for_each(|(out, elem)| *out = elem);
+            write_tensor(y, out);
+            if let Some(at) = out.iter().position(|elem| !elem.is_finite()) {
+                return Err(NumericsError::Diverged { matrix: at / (rows * cols) });
+            }
         }
         self.count(view);
         Ok(())
@@ -103,15 +109,29 @@ impl Orthogonalizer {
             true => self.precision,
             false => Precision::F32,
         };
-        let form = self.form.resolve_for(precision, rows, cols);
-        let precision = if form == Form::Gram { Precision::F32 } else { precision };
-        Method { form, precision, kernel: None }
+        match self.form {
+            Form::Gram => Method { form: Form::Gram, precision: Precision::F32, kernel: None },
+            _ => Method { form: Form::Direct, precision, kernel: None },
+        }
     }
 
     /// Counts a batch as done.
     pub(crate) fn count(&mut self, view: MatrixView) {
         self.num_runs += view.batch;
     }
+}
+
+/// Refuses what is not finite before a device is asked to compute with it.
+fn check_finite(view: MatrixView, input: &[f32]) -> Result<(), NumericsError> {
+    let Some(at) = input.iter().position(|elem| !elem.is_finite()) else { return Ok(()) };
+    let MatrixView { rows, cols, .. } = view;
+    let (matrix, place) = (at / (rows * cols), at % (rows * cols));
+    Err(NumericsError::NonFiniteInput {
+        matrix,
+        row: place / cols,
+        col: place % cols,
+        value: input[at],
+    })
 }
 
 /// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm, and
@@ -245,9 +265,27 @@ mod tests {
             out
         };
         let (bf16, f32) = (run(Precision::Bf16Products), run(Precision::F32));
-        let worst = bf16.iter().zip(&f32).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < BF16_ERROR, "{worst}");
+        for (a, b) in bf16.iter().zip(&f32) {
+            assert!((a - b).abs() < BF16_ERROR, "{a} is not {b}");
+        }
         assert_ne!(bf16, f32);
+    }
+
+    #[test]
+    fn what_is_not_finite_is_named_in_tensor_operations_too() {
+        let run = |coefficients, input: &[f32]| {
+            let config = NewtonSchulzConfig::new().with_coefficients(coefficients);
+            let (arithmetic, serial) = (Arithmetic::Tensors, Parallelism::Serial);
+            let mut ns = Orthogonalizer::new(config, arithmetic, serial).unwrap();
+            ns.run(&Device::flex(), view(2, 2, 3), input, &mut [0.0; 12])
+        };
+        let mut input = [1.0; 12];
+        let wild = Coefficients::Custom(vec![[1e30, 1e30, 1e30]; 5]);
+        assert_eq!(run(wild, &input), Err(NumericsError::Diverged { matrix: 0 }));
+        input[10] = f32::INFINITY;
+        let value = f32::INFINITY;
+        let named = NumericsError::NonFiniteInput { matrix: 1, row: 1, col: 1, value };
+        assert_eq!(run(Coefficients::default(), &input), Err(named));
     }
 
     #[test]

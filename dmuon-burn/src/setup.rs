@@ -6,11 +6,13 @@ use crate::control::{Description, agree, barrier};
 use crate::error::{Error, Result};
 use crate::inspect::ParameterInfo;
 use crate::runtime::Runtime;
-use crate::transport::{dtype, is_supported};
+use crate::transport::{dtype, is_flex, is_supported};
 use crate::values::{Buffers, Recut, Take, publish};
+use burn::backend::GradientCheckpointingStrategy;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use dmuon_core::{Address, Buffer, Call, Element, ExchangeOptions, FloatType, Mesh, Op, Rank};
+use dmuon_partition::Mode;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -82,7 +84,24 @@ impl Setup {
         for rule in &blueprint.routes.unmatched {
             tracing::warn!("the rule \"{rule}\" matches no parameter that it may decide about");
         }
+        self.warn_of_views(&found);
         Ok(Arc::new(Runtime::new(self, found, blueprint)))
+    }
+
+    /// On Flex the runtime sees what a tape keeps; elsewhere it can only be guessed.
+    fn warn_of_views(&self, found: &[ParameterInfo]) {
+        let may_keep = |info: &ParameterInfo| {
+            let strategy = info.device.gradient_checkpointing_strategy();
+            !is_flex(&info.device) && strategy == Some(GradientCheckpointingStrategy::Disabled)
+        };
+        let is_first = self.mesh.world().rank() == Rank(0);
+        if is_first && self.options.mode == Mode::Z3 && found.iter().any(may_keep) {
+            tracing::warn!(
+                "Burn's tape may keep views of weights on this device, which z3 then can't free \
+                 after forward: create model and inputs on \
+                 `device.autodiff().gradient_checkpointing()`"
+            );
+        }
     }
 
     fn describe(&self, blueprint: &Blueprint) -> Description {

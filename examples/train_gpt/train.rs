@@ -12,6 +12,7 @@ use crate::cli::{Args, Optimizer, Rest};
 use crate::common::data::{Batch, Corpus, Sequences};
 use crate::common::model::Gpt;
 use crate::common::records;
+use crate::device::DeviceName;
 use crate::error::Error;
 use crate::report::{OnRoute, Reporter, StepRecord};
 use crate::stepper::Stepper;
@@ -45,9 +46,14 @@ pub(crate) fn train(
     // every process, from one seed, and on Flex, so that every device begins with the same.
     let flex = args.with_tape(&Device::flex());
     flex.seed(args.seed);
-    let model = args.model().init(&flex);
-    dmuon::initialize(&model);
+    let drawn = args.model().init(&flex);
+    dmuon::initialize(&drawn);
     let device = &args.with_tape(device);
+    let model = match args.device {
+        DeviceName::Flex => drawn,
+        // Values alone: Burn can't move Flex's masks of booleans to a device.
+        _ => args.model().init(device).load_record(drawn.into_record()),
+    };
     let job = Job { args, optimizer, device, corpus, folder };
     let ranks = dmuon::launch(args.num_ranks(), |world| job.train_rank(world, model.clone()))?;
     Ok(ranks.into_iter().flatten().next())

@@ -109,10 +109,12 @@ fn train<M: Module + Sync>(
     Run { losses: ranks.into_iter().map(|(losses, _)| losses).collect(), weights }
 }
 
-/// The largest difference of two lists.
+/// The largest difference of two lists, all of whose numbers must be some.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    let differences: Vec<f32> = a.iter().zip(b).map(|(a, b)| (a - b).abs()).collect();
+    assert!(differences.iter().all(|difference| difference.is_finite()), "{a:?} {b:?}");
+    differences.into_iter().fold(0.0, f32::max)
 }
 
 /// Trains on the device and on Flex.

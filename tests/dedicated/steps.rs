@@ -237,12 +237,12 @@ fn the_report_tells_how_newton_schulz_ran_rather_than_what_was_asked() {
     let net = seeded(1, |device| Net::new(1, device));
     for (arithmetic, on_host) in [(Arithmetic::Host, true), (Arithmetic::Tensors, false)] {
         on_ranks(1, |world| {
-            let (mut net, dedicated) = dedicate(&world, &net, |d| d)?;
+            let (net, dedicated) = dedicate(&world, &net, |d| d)?;
             let config = MuonConfig::new().with_precision(Precision::Bf16Products);
             let mut muon = config.with_arithmetic(arithmetic).init(&dedicated)?;
             let backward = loss(net.forward(batch(0, 0))).backward();
-            net = muon.step(0.02, net, GradientsParams::from_grads(backward, &net))?;
-            drop(net);
+            let gradients = GradientsParams::from_grads(backward, &net);
+            muon.step(0.02, net, gradients)?;
             let methods: Vec<_> =
                 muon.report().updates.iter().map(|update| update.method).collect();
             assert!(!methods.is_empty());

@@ -48,11 +48,6 @@ impl Residents {
         }
     }
 
-    /// Whether nothing but this holds any of the tensors.
-    pub(super) fn are_unshared(&self) -> bool {
-        self.lock().iter().all(|resident| resident.tensor.can_mut())
-    }
-
     fn lock(&self) -> MutexGuard<'_, Vec<Resident>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,13 +78,9 @@ impl Recognize for CubeTensor {
 }
 
 /// A fused tensor's memory may not be there yet. Its id is the same in every clone on its thread;
-/// on another thread Burn gives the same memory a new one.
+/// on another thread, and on the way back from there, Burn gives the same memory a new one.
 impl<R: FusionRuntime> Recognize for FusionTensor<R> {
     fn has_memory_of(&self, other: &Self) -> Option<bool> {
-        match (self.id == other.id, self.stream == other.stream) {
-            (true, _) => Some(true),
-            (false, true) => Some(false),
-            (false, false) => None,
-        }
+        (self.id == other.id).then_some(true)
     }
 }
