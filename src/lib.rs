@@ -23,7 +23,8 @@
 //! }
 //!
 //! fn train(world: World, net: Net) -> dmuon::Result<f32> {
-//!     let device = Device::flex().autodiff();
+//!     // Z3 needs the checkpointing to free memory.
+//!     let device = Device::flex().autodiff().gradient_checkpointing();
 //!     let mesh = Mesh::new(&world)?;
 //!     let (mut net, dedicated) =
 //!         Dedicate::new(&mesh).mode(Mode::Z3).apply(net.fork(&device))?;
@@ -52,8 +53,9 @@
 //!
 //! # Features
 //!
-//! They only add. `mpi`: ranks as processes. `wgpu`, `cuda`: models on devices of Burn's Cube backend,
-//! whose weights and gradients travel through host memory. `fusion`: Burn fuses operations there.
+//! They only add. `mpi`, `cuda`, `hccl`: ranks as processes, over MPI, NCCL or HCCL. `wgpu`, `cuda`:
+//! models on devices of Burn's Cube backend, whose weights and gradients travel through host memory.
+//! `fusion`: Burn fuses operations there.
 #![forbid(unsafe_code)]
 
 /// The README's program, compiled and run.
