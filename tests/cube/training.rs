@@ -5,9 +5,10 @@ use crate::support::*;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use dmuon::newton_schulz::Form;
+use dmuon::newton_schulz::{Form, Precision};
 use dmuon::{
-    AdamW, Dedicate, FullyShard, Mesh, Mode, MuonConfig, Rank, ReplicatePublish, Result, World,
+    AdamW, Dedicate, FullyShard, Mesh, Method, Mode, MuonConfig, Rank, ReplicatePublish, Result,
+    World,
 };
 
 const STEPS: usize = 5;
@@ -201,4 +202,26 @@ fn modes_and_meshes_agree_on_the_device_to_the_bit_unless_fused() {
             }
         }
     }
+}
+
+#[test]
+fn newton_schulz_is_direct_and_in_tensor_operations_by_default() {
+    let held = hold();
+    let net = seeded(7, |device| Net::new(1, device));
+    on_ranks(1, |world| {
+        let device = held.device.clone().autodiff();
+        let mesh = Mesh::new(&world)?;
+        let (model, handle) = Dedicate::new(&mesh).apply(net.clone().fork(&device))?;
+        let mut muon = MuonConfig::new().init(&handle)?;
+        let input = batch(0, 0).to_device(&held.device).autodiff();
+        let backward = loss(model.forward(input)).backward();
+        let gradients = GradientsParams::from_grads(backward, &model);
+        muon.step(0.02, model, gradients)?;
+        let updates = &muon.report().updates;
+        assert!(!updates.is_empty());
+        let direct = Method { form: Form::Direct, precision: Precision::F32, kernel: None };
+        assert!(updates.iter().all(|update| update.method == direct), "{updates:?}");
+        Ok(())
+    })
+    .unwrap();
 }
