@@ -29,7 +29,7 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How much longer than its deadline a rank waits for the host to say who is missing.
-const VERDICT_TIME: Duration = Duration::from_millis(1800);
+pub(super) const VERDICT_TIME: Duration = Duration::from_millis(1800);
 
 /// Who a rank says it is.
 #[derive(Clone, Debug)]
