@@ -60,7 +60,7 @@ fn shared_ids(place: &Rendezvous) -> Vec<String> {
         let (member, host) = place.meet(&credentials(rank, 3), PATIENCE).expect("all are here");
         let id = (rank == 1).then_some("the id of rank 1");
         let id = member.share("nccl", id, PATIENCE).expect("rank 1 has it");
-        member.finish().expect("nobody fails");
+        member.finish(PATIENCE).expect("nobody fails");
         member.leave(PATIENCE.mul_f32(f32::from(host.is_none())));
         host.inspect(|host| host.linger(PATIENCE));
         id
@@ -185,7 +185,7 @@ fn an_id_that_nobody_has_is_named_within_the_deadline() {
     let (_host, members) = world(2, PATIENCE);
     let error = members[0].share("nccl", None, SHORT).expect_err("nobody has it");
     assert!(error.to_string().contains("nobody shared \"nccl\" within 0.3 s"), "{error}");
-    let told = members[1].watch().failure().or_else(|| members[1].finish().err());
+    let told = members[1].watch().failure().or_else(|| members[1].finish(PATIENCE).err());
     assert_eq!(told.map(|error| error.to_string()), Some(error.to_string()));
 }
 

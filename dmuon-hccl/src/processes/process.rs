@@ -84,7 +84,10 @@ impl Seat for Process {
 
     /// Waits for this rank's calls, then for all other ranks to finish: engines let nobody go early.
     fn finish(&self) {
-        let finished = self.shared.drain().and_then(|()| self.shared.member.finish());
+        let finished = self.shared.drain().and_then(|()| {
+            let patience = self.shared.deadline;
+            self.shared.member.finish(patience)
+        });
         if let Err(failure) = finished {
             tracing::debug!(%failure, "the world failed before this rank could leave");
         }

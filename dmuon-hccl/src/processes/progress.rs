@@ -59,10 +59,21 @@ pub(super) fn start<C: Conduit>(
 }
 
 impl Shared {
-    /// Waits until every started call is done, or the world has failed.
+    /// Waits until every started call is done.
+    ///
+    /// # Errors
+    /// The world has failed, or it takes longer than the deadline; then the world fails now.
     pub(super) fn drain(&self) -> Result<(), Error> {
         let idle = || (self.in_flight.load(Ordering::Acquire) == 0).then_some(());
-        self.member.watch().wait(Duration::MAX, idle).unwrap_or(Ok(()))
+        self.member.watch().wait(self.deadline, idle).unwrap_or_else(|| {
+            let (count, seconds) = (self.in_flight.load(Ordering::Acquire), self.deadline);
+            let text = format!(
+                "{count} calls that nobody waited for are not done {} s after this rank returned",
+                seconds.as_secs_f64()
+            );
+            let error = Error::message(text).seen_from_afar(self.member.rank());
+            Err(self.member.fail(error))
+        })
     }
 }
 
