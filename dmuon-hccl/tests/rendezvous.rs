@@ -9,7 +9,7 @@ use dmuon_hccl::{
 use std::{
     env, fs, io,
     io::{Read, Write},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::PathBuf,
     process, thread,
     time::{Duration, Instant},
@@ -75,6 +75,14 @@ fn shared_ids(place: &Rendezvous) -> Vec<String> {
 fn ranks_meet_at_an_address_and_share_an_id() {
     let place = Rendezvous::Address { host: "127.0.0.1".into(), port: free_port() };
     assert_eq!(shared_ids(&place), ["the id of rank 1"; 3]);
+}
+
+#[test]
+fn ranks_meet_again_at_the_same_address_at_once() {
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port: free_port() };
+    for _ in 0..5 {
+        assert_eq!(shared_ids(&place), ["the id of rank 1"; 3]);
+    }
 }
 
 #[test]
@@ -158,6 +166,34 @@ fn those_who_come_are_told_who_does_not() {
         let text = outcome.expect_err("two are missing").to_string();
         assert!(text.contains("not arrived within 0.3 s: ranks [1, 3]"), "{text}");
     }
+}
+
+#[test]
+fn a_rank_that_goes_early_is_named_to_all_others_also_to_those_who_come_later() {
+    let port = free_port();
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port };
+    let start = Instant::now();
+    let told = thread::scope(|scope| {
+        let ranks = [0, 2].map(|rank| {
+            let place = &place;
+            scope.spawn(move || place.meet(&credentials(rank, 4), PATIENCE).map(drop))
+        });
+        let address = format!("127.0.0.1:{port}");
+        assert!(happens(|| TcpStream::connect(&address).is_ok()));
+        let impatient = Member::join(&address, &credentials(1, 4), Duration::ZERO).map(drop);
+        assert!(impatient.is_err(), "the others are not all here");
+        // Rank 2 knows, and rank 0 stays for rank 3.
+        let [zero, two] = ranks;
+        let two = two.join().expect("joining does not panic");
+        assert!(!zero.is_finished(), "rank 3 has not heard it yet");
+        let three = place.meet(&credentials(3, 4), PATIENCE).map(drop);
+        [zero.join().expect("joining does not panic"), two, three]
+    });
+    for outcome in told {
+        let text = outcome.expect_err("rank 1 went").to_string();
+        assert!(text.contains("rank 1 went before everybody had arrived"), "{text}");
+    }
+    assert!(start.elapsed() < PATIENCE / 2, "nobody waits for the deadline");
 }
 
 #[test]

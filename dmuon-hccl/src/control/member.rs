@@ -93,6 +93,7 @@ impl Member {
     ) -> Result<Self, RendezvousError> {
         let Credentials { ref token, rank, world_size } = *credentials;
         let hello = Hello { version: VERSION, token: token.clone(), rank: rank.0, world_size };
+        let start = Instant::now();
         let reply = introduce(&mut stream, &hello, deadline);
         let refused = |refusal| {
             let address = address.to_owned();
@@ -106,7 +107,7 @@ impl Member {
                 Err(refused(Refusal::Stranger))
             }
             Err(source) => {
-                let (address, waited) = (address.to_owned(), deadline);
+                let (address, waited) = (address.to_owned(), start.elapsed());
                 Err(RendezvousError::Unreachable { rank, address, waited, source })
             }
         }
