@@ -49,7 +49,8 @@ pub fn join_with(
     if is_order_asked(options)? {
         return Err(Error::external(HcclJoinError::Ordered));
     }
-    let deadline = options.resolved_deadline()?;
+    // Settings that cannot be read fail this rank before the others count on it.
+    let (deadline, _) = (options.resolved_deadline()?, options.resolved_verify()?);
     let nowhere = || Error::external(HcclJoinError::NoMeetingPlace { claim: spec.claim() });
     let place = spec.rendezvous.as_ref().ok_or_else(nowhere)?;
     let met = place.meet(&Credentials::read(spec, &Environment::of_process()), deadline);

@@ -44,7 +44,8 @@ struct Equipment {
 /// [`NcclJoinError`], as [`Error::External`]: no driver, device or library, nowhere to meet, or
 /// somebody who does not come within the deadline. The others are told.
 pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
-    let deadline = options.resolved_deadline()?;
+    // Settings that cannot be read fail this rank before the others count on it.
+    let (deadline, _) = (options.resolved_deadline()?, options.resolved_verify()?);
     if is_order_asked(options)? {
         return Err(Error::external(NcclJoinError::Ordered));
     }
