@@ -11,7 +11,7 @@ use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, Member},
     device::{Staged, is_order_asked},
-    processes::Opening,
+    processes::{Opening, part},
     rank_table,
 };
 use dmuon_core::{EngineOptions, Error, Rank, Result};
@@ -58,9 +58,10 @@ pub fn join_with(
     let start =
         Start { libraries, spec, member: &member, until: Instant::now() + deadline, deadline };
     // The others wait for this rank from here on.
-    let lane = start
-        .lane()
-        .inspect_err(|error| drop(member.fail(error.clone().seen_from_afar(spec.rank))))?;
+    let lane = start.lane().inspect_err(|error| {
+        member.fail(error.clone().seen_from_afar(spec.rank));
+        part(&member, host.as_ref());
+    })?;
     let conduit = Staged::new(lane);
     Process::open(Opening { conduit, member, host, engine: None }, options)
 }
