@@ -44,6 +44,9 @@ pub(crate) struct Opening<C> {
 pub(crate) trait Release: Debug + Send + Sync {
     /// Notes that the world is closed in good order; the process may exit when this returns.
     fn release(&self);
+
+    /// Notes that the world has failed; the process may exit when this returns, soon.
+    fn give_up(&self);
 }
 
 impl Process {
@@ -69,6 +72,9 @@ impl Process {
             engine.iter().for_each(|engine| engine.release());
         }
         part(&shared.member, host.as_ref());
+        if failure.is_some() {
+            engine.iter().for_each(|engine| engine.give_up());
+        }
         failure.map_or(Ok(()), Err)
     }
 }
