@@ -2,11 +2,16 @@
 //! real device.
 
 use crate::{
-    doubles::{as_rank, run_each},
+    doubles::{self, as_rank, run_each},
     suite::{self, PATIENCE, input},
 };
-use dmuon_core::{Call, Element, EngineOptions, Op, Result, World};
-use std::{env, fs, path::Path};
+use dmuon_core::{Call, Element, EngineOptions, Error, Op, Result, World};
+use std::{
+    env, fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Where the double writes calls down.
 const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
@@ -105,6 +110,36 @@ fn failed_communicators_have_been_aborted_when_a_rank_leaves() {
         assert!(outcome.is_err());
         assert_eq!((count(&calls, "ncclCommAbort"), count(&calls, "aborted")), (1, 1));
         assert_eq!(count(&calls, "ncclCommFinalize") + count(&calls, "ncclCommDestroy"), 0);
+    }
+}
+
+/// What a rank says that waits in vain for devices to get everything back.
+const LEFT_BEHIND: &str = "something is left on the devices";
+
+#[test]
+fn nothing_is_left_on_devices_after_a_world() {
+    for fault in ["", "lost-peer"] {
+        let outcomes = run_each(2, &[("DMUON_DOUBLE_FAULT", fault)], |spec| {
+            let options = EngineOptions::default().with_deadline(PATIENCE);
+            let outcome = as_rank(spec, &options, |world| {
+                let pair = world.group().split(0, world.rank().0, "pair")?;
+                let own = input(world.rank().0, 0, 8);
+                suite::run(&*pair, Op::AllReduce, 8, Some(own)).map(drop)
+            });
+            let since = Instant::now();
+            while doubles::num_live() > 0 {
+                if since.elapsed() > PATIENCE {
+                    return Err(Error::message(LEFT_BEHIND));
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            outcome
+        });
+        for outcome in outcomes {
+            let text = outcome.as_ref().map_or_else(ToString::to_string, |()| String::new());
+            assert_eq!(outcome.is_ok(), fault.is_empty(), "{fault:?}: {text}");
+            assert!(!text.contains(LEFT_BEHIND), "{fault:?}");
+        }
     }
 }
 
