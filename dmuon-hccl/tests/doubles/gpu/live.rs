@@ -18,6 +18,7 @@ pub(crate) fn give_back() {
 }
 
 /// Ends the process over something that nobody would be told of: a stream has no caller.
+#[expect(clippy::print_stderr, reason = "tests read it in the log")]
 pub(crate) fn abort(complaint: &str) -> ! {
     eprintln!("the double of the driver: {complaint}");
     process::abort()
