@@ -3,14 +3,14 @@
 use super::{
     conduit::Conduit,
     group::ProcessGroup,
-    progress::{Rig, Shared},
+    progress::{Rig, Shared, UnderWay},
 };
 use crate::control::{GroupId, Host, Member};
 use dmuon_core::{BufferPool, EngineOptions, Error, Ledger, Rank, Recorder, Result, Seat, World};
 use std::{
     fmt::Debug,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicUsize},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -54,8 +54,8 @@ impl Process {
     pub(crate) fn open<C: Conduit>(opening: Opening<C>, options: &EngineOptions) -> Result<Self> {
         let Opening { conduit, member, host, engine } = opening;
         let (deadline, verify) = (options.resolved_deadline()?, options.resolved_verify()?);
-        let (pool, in_flight) = (BufferPool::new(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { member, pool, deadline, verify, in_flight });
+        let (pool, under_way) = (BufferPool::new(), UnderWay::default());
+        let shared = Arc::new(Shared { member, pool, deadline, verify, under_way });
         let world = world(&shared, conduit, options)?;
         Ok(Self { shared, world, host, dump: options.resolved_dump(), engine })
     }

@@ -106,6 +106,22 @@ fn calls_that_are_queued_when_a_peer_dies_end_without_a_panic() {
     assert_eq!(NUM_PANICS.load(Ordering::Acquire), 0);
 }
 
+#[test]
+fn a_call_that_nobody_waits_for_has_the_deadline() {
+    let mut ranks = Ranks::new(2);
+    ranks.options = ranks.options.with_deadline(Duration::from_millis(500));
+    let texts = ranks.texts(|world| {
+        if world.rank().0 == 0 {
+            return world.group().start(Call::barrier("step"), None).map(drop);
+        }
+        wait_until(|| world.group().health().is_err());
+        world.group().health()
+    });
+    let expected =
+        "rank 0: barrier of \"step\" on world #0 timed out after 0.5 s; not arrived: [1]";
+    assert_eq!(texts[1], expected);
+}
+
 fn wait_until(poll: impl Fn() -> bool) {
     let start = Instant::now();
     while !poll() {
