@@ -183,6 +183,9 @@ impl Shared {
         stream.set_write_timeout(Some(PATIENCE))?;
         let hello: Hello = frame::read(stream)?;
         let mut state = self.lock();
+        if state.phase == Phase::Closed {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the host has ended"));
+        }
         if let Err(refusal) = self.check(&hello, &state) {
             frame::write(stream, &ToRank::Refused(refusal.clone()))?;
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, refusal));
