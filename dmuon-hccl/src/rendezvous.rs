@@ -120,14 +120,16 @@ impl Credentials {
     }
 }
 
-/// Rank 0 calls itself.
+/// Rank 0 calls itself. If there will be no world, it stays for those who have not heard so.
 fn join_own(
     host: Host,
     credentials: &Credentials,
     deadline: Duration,
 ) -> Result<(Member, Option<Host>), RendezvousError> {
     let address = format!("127.0.0.1:{}", host.address().port());
-    Ok((Member::join(&address, credentials, deadline)?, Some(host)))
+    let joined = Member::join(&address, credentials, deadline);
+    let member = joined.inspect_err(|_| host.dismiss())?;
+    Ok((member, Some(host)))
 }
 
 /// Writes the listing whole or not at all.

@@ -9,7 +9,7 @@ use dmuon_hccl::{
 use std::{
     env, fs, io,
     io::{Read, Write},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::PathBuf,
     process, thread,
     time::{Duration, Instant},
@@ -60,7 +60,7 @@ fn shared_ids(place: &Rendezvous) -> Vec<String> {
         let (member, host) = place.meet(&credentials(rank, 3), PATIENCE).expect("all are here");
         let id = (rank == 1).then_some("the id of rank 1");
         let id = member.share("nccl", id, PATIENCE).expect("rank 1 has it");
-        member.finish().expect("nobody fails");
+        member.finish(PATIENCE).expect("nobody fails");
         member.leave(PATIENCE.mul_f32(f32::from(host.is_none())));
         host.inspect(|host| host.linger(PATIENCE));
         id
@@ -75,6 +75,14 @@ fn shared_ids(place: &Rendezvous) -> Vec<String> {
 fn ranks_meet_at_an_address_and_share_an_id() {
     let place = Rendezvous::Address { host: "127.0.0.1".into(), port: free_port() };
     assert_eq!(shared_ids(&place), ["the id of rank 1"; 3]);
+}
+
+#[test]
+fn ranks_meet_again_at_the_same_address_at_once() {
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port: free_port() };
+    for _ in 0..5 {
+        assert_eq!(shared_ids(&place), ["the id of rank 1"; 3]);
+    }
 }
 
 #[test]
@@ -161,6 +169,34 @@ fn those_who_come_are_told_who_does_not() {
 }
 
 #[test]
+fn a_rank_that_goes_early_is_named_to_all_others_also_to_those_who_come_later() {
+    let port = free_port();
+    let place = Rendezvous::Address { host: "127.0.0.1".into(), port };
+    let start = Instant::now();
+    let told = thread::scope(|scope| {
+        let ranks = [0, 2].map(|rank| {
+            let place = &place;
+            scope.spawn(move || place.meet(&credentials(rank, 4), PATIENCE).map(drop))
+        });
+        let address = format!("127.0.0.1:{port}");
+        assert!(happens(|| TcpStream::connect(&address).is_ok()));
+        let impatient = Member::join(&address, &credentials(1, 4), Duration::ZERO).map(drop);
+        assert!(impatient.is_err(), "the others are not all here");
+        // Rank 2 knows, and rank 0 stays for rank 3.
+        let [zero, two] = ranks;
+        let two = two.join().expect("joining does not panic");
+        assert!(!zero.is_finished(), "rank 3 has not heard it yet");
+        let three = place.meet(&credentials(3, 4), PATIENCE).map(drop);
+        [zero.join().expect("joining does not panic"), two, three]
+    });
+    for outcome in told {
+        let text = outcome.expect_err("rank 1 went").to_string();
+        assert!(text.contains("rank 1 went before everybody had arrived"), "{text}");
+    }
+    assert!(start.elapsed() < PATIENCE / 2, "nobody waits for the deadline");
+}
+
+#[test]
 fn a_rank_that_dies_is_named_to_all_others() {
     let (_host, mut members) = world(3, PATIENCE);
     drop(members.remove(1));
@@ -185,7 +221,7 @@ fn an_id_that_nobody_has_is_named_within_the_deadline() {
     let (_host, members) = world(2, PATIENCE);
     let error = members[0].share("nccl", None, SHORT).expect_err("nobody has it");
     assert!(error.to_string().contains("nobody shared \"nccl\" within 0.3 s"), "{error}");
-    let told = members[1].watch().failure().or_else(|| members[1].finish().err());
+    let told = members[1].watch().failure().or_else(|| members[1].finish(PATIENCE).err());
     assert_eq!(told.map(|error| error.to_string()), Some(error.to_string()));
 }
 

@@ -14,6 +14,10 @@ use std::{
 /// How long ranks have to answer when the host asks who is missing.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
+/// How long the search may take that goes on from there, all in all: less than the late rank waits
+/// for the verdict.
+const SEARCH_TIME: Duration = Duration::from_millis(1400);
+
 /// How long a failure of the library may turn out to be the death of another rank.
 const DOUBT: Duration = Duration::from_millis(400);
 
@@ -56,6 +60,8 @@ struct Inquiry {
     wait: Wait,
     answers: HashMap<Rank, Answer>,
     until: Instant,
+    /// When the whole search ends.
+    end: Instant,
     /// Places asked about before, on the way from the first that was late.
     trail: Vec<Place>,
 }
@@ -106,7 +112,7 @@ impl Docket {
             }
             ToHost::Call(started) => self.start(from, started),
             ToHost::Late(wait) => self.be_late(from, wait, now),
-            ToHost::Answer(answer) => self.answer(from, answer, now),
+            ToHost::Answer(answer) => self.answer(from, answer),
             ToHost::Failed(cause @ Error::Library { .. }) => {
                 self.doubt.get_or_insert((cause, now + DOUBT));
                 Mail::new()
@@ -137,7 +143,7 @@ impl Docket {
             return self.decide(cause);
         }
         if self.inquiry.as_ref().is_some_and(|inquiry| now >= inquiry.until) {
-            return self.conclude(now);
+            return self.conclude();
         }
         let silent = self.ranks.iter().position(|presence| {
             !presence.left && now.saturating_duration_since(presence.heard_at) > self.patience
@@ -186,35 +192,37 @@ impl Docket {
         if self.has_failed || self.inquiry.is_some() {
             return Mail::new();
         }
-        self.inquire(by, wait, Vec::new(), now)
+        let (answers, trail) = (HashMap::new(), Vec::new());
+        let (until, end) = (now + ANSWER_TIME, now + SEARCH_TIME);
+        self.inquire(Inquiry { by, wait, answers, until, end, trail })
     }
 
-    fn inquire(&mut self, by: Rank, wait: Wait, mut trail: Vec<Place>, now: Instant) -> Mail {
-        trail.push(wait.place);
-        let ask = |rank: &Rank| (To::One(*rank), ToRank::Ask(wait.place));
-        let mail = wait.members.iter().map(ask).collect();
-        let (answers, until) = (HashMap::new(), now + ANSWER_TIME);
-        self.inquiry = Some(Inquiry { by, wait, answers, until, trail });
+    fn inquire(&mut self, mut inquiry: Inquiry) -> Mail {
+        let place = inquiry.wait.place;
+        inquiry.trail.push(place);
+        let ask = |rank: &Rank| (To::One(*rank), ToRank::Ask(place));
+        let mail = inquiry.wait.members.iter().map(ask).collect();
+        self.inquiry = Some(inquiry);
         mail
     }
 
-    fn answer(&mut self, from: Rank, answer: Answer, now: Instant) -> Mail {
+    fn answer(&mut self, from: Rank, answer: Answer) -> Mail {
         let Some(inquiry) = self.inquiry.as_mut().filter(|i| i.wait.place == answer.place) else {
             return Mail::new();
         };
         inquiry.answers.insert(from, answer);
         let all = inquiry.wait.members.iter().all(|rank| inquiry.answers.contains_key(rank));
-        if all { self.conclude(now) } else { Mail::new() }
+        if all { self.conclude() } else { Mail::new() }
     }
 
     /// Names those whose calls differ or, if they are alike, those who have not started. Where all
     /// of those wait elsewhere, goes on there: they are victims too.
-    fn conclude(&mut self, now: Instant) -> Mail {
+    fn conclude(&mut self) -> Mail {
         let Some(inquiry) = self.inquiry.take() else { return Mail::new() };
         if let Some(mismatch) = inquiry.mismatch() {
             return self.decide(mismatch);
         }
-        let Inquiry { by, wait, mut answers, trail, .. } = inquiry;
+        let Inquiry { by, wait, mut answers, end, trail, .. } = inquiry;
         let has_started = |rank: &Rank| match answers.get(rank) {
             Some(answer) => answer.started.is_some(),
             None => has_started(&self.ranks[rank.0].progress, wait.place),
@@ -227,7 +235,8 @@ impl Docket {
         } else if let Some(victim) = missing.first().copied() {
             let elsewhere = answers.remove(&victim).and_then(|answer| answer.waits);
             if let Some(next) = elsewhere.filter(|wait| !trail.contains(&wait.place)) {
-                return self.inquire(victim, next, trail, now);
+                let (by, wait, answers, until) = (victim, next, HashMap::new(), end);
+                return self.inquire(Inquiry { by, wait, answers, until, end, trail });
             }
         }
         let Wait { site: at, waited, .. } = wait;
@@ -250,7 +259,7 @@ impl Inquiry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::GroupId;
+    use crate::control::{GroupId, member::VERDICT_TIME};
     use dmuon_core::{CallSite, Element, Op, OpKind};
 
     const PLACE: Place = Place { group: GroupId::WORLD, sequence: 7 };
@@ -349,6 +358,28 @@ mod tests {
         let text = verdict(docket.hear(Rank(2), ToHost::Answer(last), now));
         assert!(text.starts_with("rank 0: ") && text.ends_with("not arrived: [2]"), "{text}");
         assert!(text.contains("#3"), "{text}");
+    }
+
+    #[test]
+    fn a_search_that_goes_on_ends_before_the_late_rank_gives_up() {
+        let (mut docket, now) = docket();
+        // Rank 2 does not answer, and has started the first call.
+        docket.hear(Rank(2), ToHost::Beat(vec![(GroupId::WORLD, 8)]), now);
+        docket.hear(Rank(1), late(), now);
+        docket.hear(Rank(1), answer(Some(None)), now);
+        let elsewhere = Place { group: GroupId::WORLD.child(0, 0), sequence: 3 };
+        let waits = Some(wait(elsewhere));
+        let blocked = Answer { place: PLACE, started: None, waits: waits.clone() };
+        assert!(docket.hear(Rank(0), ToHost::Answer(blocked), now).is_empty());
+        let asked = docket.tick(now + ANSWER_TIME);
+        assert!(matches!(asked[0], (To::One(_), ToRank::Ask(place)) if place == elsewhere));
+        for (rank, started, waits) in [(0, Some(None), waits), (1, Some(None), None)] {
+            let answer = Answer { place: elsewhere, started, waits };
+            docket.hear(Rank(rank), ToHost::Answer(answer), now + ANSWER_TIME);
+        }
+        // Verdicts take a while to be decided and to arrive.
+        let text = verdict(docket.tick(now + VERDICT_TIME - Duration::from_millis(200)));
+        assert!(text.ends_with("not arrived: [2]"), "{text}");
     }
 
     #[test]

@@ -120,6 +120,15 @@ pub enum Refusal {
         /// How long the host waited.
         waited: Duration,
     },
+    /// Somebody came and went.
+    #[error(
+        "rank {rank} went before everybody had arrived, so nobody need wait any longer; what rank \
+         {rank} says last tells why"
+    )]
+    Left {
+        /// Who.
+        rank: usize,
+    },
     /// Whoever answered is not dmuon.
     #[error("whoever listens there is not dmuon; choose another MASTER_PORT")]
     Stranger,

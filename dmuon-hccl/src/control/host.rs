@@ -13,7 +13,7 @@ use std::{
     io,
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Host {
     address: SocketAddr,
     shared: Arc<Shared>,
+    /// Owns the listener; taken when the host ends.
+    server: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -37,6 +39,8 @@ struct Shared {
     world_size: usize,
     state: Mutex<State>,
     changed: Condvar,
+    /// Wakes the server at the end; apart from `changed`, which every message sets off.
+    closing: Condvar,
 }
 
 #[derive(Debug)]
@@ -47,7 +51,7 @@ struct State {
     phase: Phase,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     /// Not everybody is here.
     Arrival {
@@ -55,6 +59,11 @@ enum Phase {
         patience: Duration,
     },
     Working,
+    /// Never will everybody be here: whoever comes is told why. Nobody comes after a time.
+    Dismissal {
+        until: Instant,
+        reason: Refusal,
+    },
     Closed,
 }
 
@@ -83,11 +92,12 @@ impl Host {
             world_size: size,
             state: Mutex::new(state),
             changed: Condvar::new(),
+            closing: Condvar::new(),
         });
-        let host = Self { address: listener.local_addr().map_err(failed)?, shared };
-        let shared = host.shared.clone();
-        spawn("dmuon-host", move || shared.serve(&listener))?;
-        Ok(host)
+        let address = listener.local_addr().map_err(failed)?;
+        let serving = shared.clone();
+        let server = spawn("dmuon-host", move || serving.serve(&listener))?;
+        Ok(Self { address, shared, server: Some(server) })
     }
 
     /// Where it listens.
@@ -101,13 +111,28 @@ impl Host {
         let state = self.shared.lock();
         drop(self.shared.changed.wait_timeout_while(state, at_most, busy));
     }
+
+    /// Where ranks have been dismissed, waits until those who are still on their way have come and
+    /// heard why, within the time that they had to arrive: nobody else answers there.
+    pub fn dismiss(&self) {
+        let state = self.shared.lock();
+        let Phase::Dismissal { until, .. } = state.phase else { return };
+        let incomplete = |state: &mut State| state.ranks.iter().any(Option::is_none);
+        let left = until.saturating_duration_since(Instant::now());
+        drop(self.shared.changed.wait_timeout_while(state, left, incomplete));
+    }
 }
 
 impl Drop for Host {
+    /// Stops listening before any rank can notice that its connection ends, so that ranks which meet
+    /// here again find the next host or nobody.
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.phase = Phase::Closed;
-        for stream in state.ranks.iter().flatten() {
+        self.shared.lock().phase = Phase::Closed;
+        self.shared.closing.notify_all();
+        if self.server.take().is_some_and(|server| server.join().is_err()) {
+            tracing::error!("the host's thread panicked");
+        }
+        for stream in self.shared.lock().ranks.iter().flatten() {
             // A rank that is gone has closed its side; there is nobody to tell.
             let _closed = stream.shutdown(Shutdown::Both);
         }
@@ -127,16 +152,18 @@ impl Shared {
             let mut state = self.lock();
             let pause = match state.phase {
                 Phase::Closed => return,
-                Phase::Arrival { until, .. } if Instant::now() < until => ARRIVAL_PAUSE,
-                Phase::Arrival { patience, .. } => return state.give_up(patience),
+                Phase::Arrival { until, patience } if Instant::now() >= until => {
+                    state.give_up(until, patience);
+                    ARRIVAL_PAUSE
+                }
+                Phase::Arrival { .. } | Phase::Dismissal { .. } => ARRIVAL_PAUSE,
                 Phase::Working => {
                     let mail = state.docket.tick(Instant::now());
                     state.deliver(mail);
                     WORKING_PAUSE
                 }
             };
-            drop(state);
-            thread::sleep(pause);
+            drop(self.closing.wait_timeout(state, pause));
         }
     }
 
@@ -156,13 +183,19 @@ impl Shared {
         stream.set_write_timeout(Some(PATIENCE))?;
         let hello: Hello = frame::read(stream)?;
         let mut state = self.lock();
+        if state.phase == Phase::Closed {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the host has ended"));
+        }
         if let Err(refusal) = self.check(&hello, &state) {
             frame::write(stream, &ToRank::Refused(refusal.clone()))?;
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, refusal));
         }
         stream.set_read_timeout(None)?;
         state.ranks[hello.rank] = Some(stream.try_clone()?);
-        if state.ranks.iter().all(Option::is_some) {
+        if let Phase::Dismissal { reason, .. } = &state.phase {
+            self.changed.notify_all();
+            frame::write(stream, &ToRank::Refused(reason.clone()))?;
+        } else if state.ranks.iter().all(Option::is_some) {
             state.phase = Phase::Working;
             state.docket.all_here(Instant::now());
             state.deliver(vec![(To::Everybody, ToRank::Welcome)]);
@@ -184,7 +217,8 @@ impl Shared {
         if rank >= world_size {
             return Err(Refusal::OutOfRange { rank, world_size });
         }
-        if state.ranks[rank].is_some() {
+        // One that went and came back is told why it is of no use.
+        if state.ranks[rank].is_some() && !matches!(state.phase, Phase::Dismissal { .. }) {
             return Err(Refusal::Duplicate { rank });
         }
         Ok(())
@@ -194,7 +228,22 @@ impl Shared {
         while let Ok(message) = frame::read::<ToHost>(stream) {
             self.act(|docket| docket.hear(rank, message, Instant::now()));
         }
-        self.act(|docket| docket.hang_up(rank));
+        self.lose(rank);
+    }
+
+    /// Takes note that a connection has ended. Before everybody is here nobody hears verdicts: the
+    /// others are dismissed.
+    fn lose(&self, rank: Rank) {
+        let mut state = self.lock();
+        match state.phase {
+            Phase::Arrival { until, .. } => state.dismiss(until, Refusal::Left { rank: rank.0 }),
+            Phase::Working | Phase::Closed => {
+                let mail = state.docket.hang_up(rank);
+                state.deliver(mail);
+            }
+            Phase::Dismissal { .. } => {}
+        }
+        self.changed.notify_all();
     }
 
     fn act(&self, event: impl FnOnce(&mut Docket) -> Mail) {
@@ -228,11 +277,16 @@ impl State {
     }
 
     /// Tells those who came who did not.
-    fn give_up(&mut self, waited: Duration) {
+    fn give_up(&mut self, until: Instant, waited: Duration) {
         let absent = |(rank, stream): (usize, &Option<TcpStream>)| stream.is_none().then_some(rank);
         let missing = self.ranks.iter().enumerate().filter_map(absent).collect();
-        let refusal = Refusal::Missing { missing, waited };
-        self.deliver(vec![(To::Everybody, ToRank::Refused(refusal))]);
-        self.phase = Phase::Closed;
+        self.dismiss(until, Refusal::Missing { missing, waited });
+    }
+
+    /// Tells those who came, and whoever still comes, why there will be no world.
+    fn dismiss(&mut self, until: Instant, reason: Refusal) {
+        tracing::warn!(%reason, "the ranks that came are sent away");
+        self.phase = Phase::Dismissal { until, reason: reason.clone() };
+        self.deliver(vec![(To::Everybody, ToRank::Refused(reason))]);
     }
 }

@@ -28,8 +28,11 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 /// Between two attempts to reach the host.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
+/// Warnings about ranks that are busy are no closer together than this.
+const WARNING_PAUSE: Duration = Duration::from_secs(1);
+
 /// How much longer than its deadline a rank waits for the host to say who is missing.
-const VERDICT_TIME: Duration = Duration::from_millis(1800);
+pub(super) const VERDICT_TIME: Duration = Duration::from_millis(1800);
 
 /// Who a rank says it is.
 #[derive(Clone, Debug)]
@@ -90,6 +93,7 @@ impl Member {
     ) -> Result<Self, RendezvousError> {
         let Credentials { ref token, rank, world_size } = *credentials;
         let hello = Hello { version: VERSION, token: token.clone(), rank: rank.0, world_size };
+        let start = Instant::now();
         let reply = introduce(&mut stream, &hello, deadline);
         let refused = |refusal| {
             let address = address.to_owned();
@@ -103,7 +107,7 @@ impl Member {
                 Err(refused(Refusal::Stranger))
             }
             Err(source) => {
-                let (address, waited) = (address.to_owned(), deadline);
+                let (address, waited) = (address.to_owned(), start.elapsed());
                 Err(RendezvousError::Unreachable { rank, address, waited, source })
             }
         }
@@ -186,16 +190,27 @@ impl Member {
         })
     }
 
-    /// Says that this rank starts nothing more, and waits until nobody does.
+    /// Says that this rank starts nothing more, and waits until nobody does: as long as the others
+    /// live, since they may be busy with their own code. Each time `patience` passes, a warning names
+    /// those who are.
     ///
     /// # Collective
     /// Every rank.
     ///
     /// # Errors
     /// Why the world has failed meanwhile.
-    pub fn finish(&self) -> Result<(), Error> {
+    pub fn finish(&self, patience: Duration) -> Result<(), Error> {
         self.line.say(&ToHost::Finished(self.line.log.progress()));
-        self.line.watch.wait_for_returns(self.world_size)
+        let (start, patience) = (Instant::now(), patience.max(WARNING_PAUSE));
+        loop {
+            match self.line.watch.wait_for_returns(self.world_size, patience) {
+                Ok(outcome) => return outcome,
+                Err(busy) => {
+                    let waited = start.elapsed().as_secs_f64();
+                    tracing::warn!(rank = self.rank.0, ?busy, waited, "ranks have not returned");
+                }
+            }
+        }
     }
 
     /// Gives every rank the `value` that one rank has: an id, an address; never data.

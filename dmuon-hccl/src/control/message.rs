@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Changes when the messages do, so that two versions of dmuon do not misunderstand each other.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// The first thing a rank says.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -24,9 +24,12 @@ pub(crate) use member::connect;
 pub use member::{Credentials, Member};
 pub use watch::Watch;
 
-use std::{io, thread};
+use std::{
+    io,
+    thread::{self, JoinHandle},
+};
 
 /// Starts a thread that ends by itself.
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.into()).spawn(body)
 }

@@ -65,16 +65,23 @@ impl Watch {
         self.wait_with(deadline, |news| news.failure.clone())
     }
 
-    /// Waits until `num_ranks` ranks have returned.
+    /// Waits until all `num_ranks` ranks have returned or the world has failed.
     ///
     /// # Errors
-    /// The world has failed instead.
-    pub(super) fn wait_for_returns(&self, num_ranks: usize) -> Result<(), Error> {
+    /// Those who have not, when `deadline` has passed.
+    pub(super) fn wait_for_returns(
+        &self,
+        num_ranks: usize,
+        deadline: Duration,
+    ) -> Result<Result<(), Error>, Vec<Rank>> {
         let poll = |news: &News| {
             let all = (news.gone.len() >= num_ranks).then_some(Ok(()));
             all.or_else(|| news.failure.clone().map(Err))
         };
-        self.wait_with(Duration::MAX, poll).unwrap_or(Ok(()))
+        self.wait_with(deadline, poll).ok_or_else(|| {
+            let gone = &self.lock().gone;
+            (0..num_ranks).map(Rank).filter(|rank| !gone.contains_key(rank)).collect()
+        })
     }
 
     /// Waits for a posted value, or for the world to fail.
@@ -163,5 +170,22 @@ impl Watch {
     /// News is whole at every step, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, News> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_have_not_returned_are_known() {
+        let watch = Watch::default();
+        watch.returned(Rank(1), Progress::new());
+        let busy = watch.wait_for_returns(3, Duration::ZERO).expect_err("two are busy");
+        assert_eq!(busy, [Rank(0), Rank(2)]);
+        for rank in busy {
+            watch.returned(rank, Progress::new());
+        }
+        assert!(matches!(watch.wait_for_returns(3, Duration::ZERO), Ok(Ok(()))));
     }
 }

@@ -20,6 +20,15 @@ impl<L: Lane> Staged<L> {
         Self { lane, gone: None }
     }
 
+    /// Refuses what was queued before the world failed, or before a rank did not come: the lane has
+    /// ended with that, and may still be at what it had begun.
+    fn check(&self, course: &Course<'_>) -> Result<(), Stop> {
+        if let Some(gone) = self.gone {
+            return Err(Stop::Gone(gone));
+        }
+        course.watch.failure().map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
+    }
+
     /// Runs `call` on the device until its result may be collected.
     fn drive(
         &mut self,
@@ -27,9 +36,7 @@ impl<L: Lane> Staged<L> {
         call: &Call,
         input: Option<&[u8]>,
     ) -> Result<(), Stop> {
-        if let Some(gone) = self.gone {
-            return Err(Stop::Gone(gone));
-        }
+        self.check(course)?;
         // Ranks meet for nothing, too, but libraries do not move it.
         let barrier = (call.num_elems == 0).then(|| Call::barrier(call.label.clone()));
         let (call, input) = match &barrier {
@@ -98,6 +105,7 @@ impl<L: Lane> Conduit for Staged<L> {
     }
 
     fn split(&mut self, course: &Course<'_>, division: &Division) -> Result<Self, Stop> {
+        self.check(course)?;
         let mut forming = self.lane.split(division)?;
         self.wait(course, |_| L::formed(&mut forming)).map(Self::new)
     }

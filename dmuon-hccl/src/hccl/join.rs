@@ -11,7 +11,7 @@ use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, Member},
     device::{Staged, is_order_asked},
-    processes::Opening,
+    processes::{Opening, part},
     rank_table,
 };
 use dmuon_core::{EngineOptions, Error, Rank, Result};
@@ -49,7 +49,8 @@ pub fn join_with(
     if is_order_asked(options)? {
         return Err(Error::external(HcclJoinError::Ordered));
     }
-    let deadline = options.resolved_deadline()?;
+    // Settings that cannot be read fail this rank before the others count on it.
+    let (deadline, _) = (options.resolved_deadline()?, options.resolved_verify()?);
     let nowhere = || Error::external(HcclJoinError::NoMeetingPlace { claim: spec.claim() });
     let place = spec.rendezvous.as_ref().ok_or_else(nowhere)?;
     let met = place.meet(&Credentials::read(spec, &Environment::of_process()), deadline);
@@ -57,9 +58,10 @@ pub fn join_with(
     let start =
         Start { libraries, spec, member: &member, until: Instant::now() + deadline, deadline };
     // The others wait for this rank from here on.
-    let lane = start
-        .lane()
-        .inspect_err(|error| drop(member.fail(error.clone().seen_from_afar(spec.rank))))?;
+    let lane = start.lane().inspect_err(|error| {
+        member.fail(error.clone().seen_from_afar(spec.rank));
+        part(&member, host.as_ref());
+    })?;
     let conduit = Staged::new(lane);
     Process::open(Opening { conduit, member, host, engine: None }, options)
 }

@@ -26,7 +26,10 @@ macro_rules! handles {
         pub(super) struct $name(*mut c_void);
 
         // SAFETY: only the library follows the pointer, on any thread that has entered the device's
-        // context; one call at a time, which is for the callers to keep.
+        // context. Calls that make, use or destroy communicators come one at a time, which is for
+        // the callers to keep. `HcclGetCommAsyncError` alone may be called beside them, on a
+        // communicator that is alive: it reads a status and is there for threads that watch others
+        // which are inside the library.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}

@@ -57,7 +57,8 @@ fn connect(
     let (comm, host, invitation) = runtime.run(deadline, meeting)??;
     let address = invitation.address.map_err(|reason| MpiJoinError::Host { reason })?;
     let (token, rank, world_size) = (invitation.token, comm.world_rank(), comm.size());
-    let member = Member::join(&address, &Credentials { token, rank, world_size }, deadline)?;
+    let joined = Member::join(&address, &Credentials { token, rank, world_size }, deadline);
+    let member = joined.inspect_err(|_| host.iter().for_each(Host::dismiss))?;
     Ok((comm, host, member))
 }
 

@@ -92,6 +92,9 @@ impl Release for Runtime {
     fn release(&self) {
         self.is_busy.store(false, Ordering::Release);
     }
+
+    /// Stays busy, so that it is not finalized.
+    fn give_up(&self) {}
 }
 
 /// Finalizes at exit, unless a world was left open: then others may never come.

@@ -44,7 +44,8 @@ struct Equipment {
 /// [`NcclJoinError`], as [`Error::External`]: no driver, device or library, nowhere to meet, or
 /// somebody who does not come within the deadline. The others are told.
 pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
-    let deadline = options.resolved_deadline()?;
+    // Settings that cannot be read fail this rank before the others count on it.
+    let (deadline, _) = (options.resolved_deadline()?, options.resolved_verify()?);
     if is_order_asked(options)? {
         return Err(Error::external(NcclJoinError::Ordered));
     }
@@ -57,10 +58,12 @@ pub fn join(spec: &LaunchSpec, options: &EngineOptions) -> Result<Process> {
         // What this process lacks says more than that the others are not here.
         Err(error) => return Err(equipment.err().unwrap_or_else(|| Error::external(error))),
     };
-    let world = equipment.and_then(|equipment| equipment.connect(&member, spec, deadline));
-    let (lane, tally) = world.inspect_err(|error| {
+    let tally = Arc::new(Tally::default());
+    let connect = |equipment: Equipment| equipment.connect(&member, spec, deadline, &tally);
+    let lane = equipment.and_then(connect).inspect_err(|error| {
         member.fail(error.clone().seen_from_afar(spec.rank));
         part(&member, host.as_ref());
+        tally.give_up();
     })?;
     let (conduit, engine) = (Staged::new(lane), Some(tally as Arc<dyn Release>));
     Process::open(Opening { conduit, member, host, engine }, options)
@@ -86,7 +89,8 @@ impl Equipment {
         member: &Member,
         spec: &LaunchSpec,
         deadline: Duration,
-    ) -> Result<(NcclLane, Arc<Tally>)> {
+        tally: &Arc<Tally>,
+    ) -> Result<NcclLane> {
         let refused = |source| Error::external(NcclJoinError::Library { source });
         let own = match spec.rank.0 {
             0 => Some(self.library.unique_id().map_err(refused)?.to_string()),
@@ -97,11 +101,10 @@ impl Equipment {
         let place = (spec.rank.0, spec.world_size);
         let comm = Comm::init(&self.library, &self.device, id, place).map_err(refused)?;
         let turns = Turns::new(member.board(), GroupId::WORLD, spec.world_size);
-        let tally = Arc::new(Tally::default());
-        let lane = NcclLane::forming(comm, turns, Entry::new(&tally));
+        let lane = NcclLane::forming(comm, turns, Entry::new(tally));
         let mut lane = lane.map_err(refused)?;
         wait_for(&mut lane, member.watch(), deadline)?;
-        Ok((lane, tally))
+        Ok(lane)
     }
 }
 

@@ -3,7 +3,10 @@
 use super::sys::{self, Status};
 use crate::LibraryError;
 use cudarc::driver::DriverError;
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
+
+/// The library's texts are no longer, with their ends.
+const MAX_TEXT_BYTES: usize = 1024;
 
 impl sys::Table {
     /// Turns the status that `call` returned into a result. To be in progress is no error:
@@ -21,9 +24,11 @@ impl sys::Table {
         let meaning = unsafe { (self.ncclGetErrorString)(status) };
         // SAFETY: the communicator is not looked at, and null is allowed.
         let last = unsafe { (self.ncclGetLastError)(sys::Comm::NULL) };
-        // SAFETY: null or a terminated text that lives as long as the library.
+        // SAFETY: null or a terminated constant of the library's.
         let meaning = unsafe { c_text(meaning) };
-        // SAFETY: as above.
+        // SAFETY: a buffer of the library's, for all threads, whose last byte is always zero. Another
+        // thread whose call fails may write it meanwhile, which nobody outside can prevent: then this
+        // is a mixture of two texts. It is read byte by byte, once, and no further than the buffer.
         let last = unsafe { c_text(last) };
         if last.is_empty() { meaning } else { format!("{meaning}: {last}") }
     }
@@ -40,15 +45,40 @@ pub(super) fn refused(call: &'static str) -> impl Fn(DriverError) -> LibraryErro
     }
 }
 
-/// A copy of a text of C's, its lines joined.
+/// A copy of a text of C's, its lines joined. Bytes are copied before anything looks at them: they
+/// may change.
 ///
 /// # Safety
-/// `text` is null or a terminated text.
+/// `text` is null, or terminated within [`MAX_TEXT_BYTES`] at all times, or has so many bytes.
 unsafe fn c_text(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
+    let mut bytes = Vec::new();
+    while !text.is_null() && bytes.len() < MAX_TEXT_BYTES {
+        // SAFETY: no byte before this one was the last.
+        let place = unsafe { text.add(bytes.len()) };
+        // SAFETY: as above.
+        match unsafe { place.read_volatile() } {
+            0 => break,
+            byte => bytes.push(byte.cast_unsigned()),
+        }
     }
-    // SAFETY: the caller promises a terminated text.
-    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let text = String::from_utf8_lossy(&bytes);
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_copied_no_further_than_their_ends() {
+        let text = |text: &[u8]| {
+            assert!(text.contains(&0) || text.len() >= MAX_TEXT_BYTES);
+            // SAFETY: as asserted.
+            unsafe { c_text(text.as_ptr().cast()) }
+        };
+        assert_eq!(text(b"too \n hot\0 or cold"), "too hot");
+        assert_eq!(text(&[b'x'; MAX_TEXT_BYTES]).len(), MAX_TEXT_BYTES);
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { c_text(std::ptr::null()) }, "");
+    }
 }

@@ -11,6 +11,9 @@ use std::{
 /// take.
 const PATIENCE: Duration = Duration::from_secs(6);
 
+/// The same for a process whose world has failed, which is to end soon.
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Counts the communicators of a world.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
@@ -43,6 +46,12 @@ impl Drop for Entry {
 }
 
 impl Tally {
+    /// Waits until nothing is open; returns how many still are.
+    fn wait(&self, at_most: Duration) -> usize {
+        let waited = self.changed.wait_timeout_while(self.lock(), at_most, |open| *open > 0);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     /// A number is whole at every step, so a panic elsewhere does no harm.
     fn lock(&self) -> MutexGuard<'_, usize> {
         self.num_open.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,10 +61,15 @@ impl Tally {
 impl Release for Tally {
     /// Waits until nothing is open. Groups that the program keeps stay open.
     fn release(&self) {
-        let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, |open| *open > 0);
-        let (num_open, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if *num_open > 0 {
-            tracing::warn!(num_open = *num_open, "communicators are open after their world");
+        let num_open = self.wait(PATIENCE);
+        if num_open > 0 {
+            tracing::warn!(num_open, "communicators are open after their world");
         }
+    }
+
+    /// Waits for communicators that are being aborted.
+    fn give_up(&self) {
+        let num_open = self.wait(LAST_PATIENCE);
+        tracing::debug!(num_open, "communicators are open after their world has failed");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     conduit::Conduit,
-    progress::{self, Job, Rig, Shared, Ticket},
+    progress::{self, Job, Rig, Shared, Started, Ticket},
 };
 use crate::control::{GroupId, Place};
 use dmuon_core::{
@@ -10,7 +10,7 @@ use dmuon_core::{
     Result, SharedBuffer, Work,
 };
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -69,20 +69,22 @@ impl<C: Conduit> ProcessGroup<C> {
     fn enqueue<T: Send + 'static>(
         &self,
         queue: &Queue<C>,
+        (place, site): (Place, &CallSite),
         work: impl FnOnce(&mut Rig<C>) -> Result<T> + Send + 'static,
     ) -> Arc<Ticket<T>> {
         let ticket = Ticket::new();
         let left = ticket.clone();
-        self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
+        let (site, members) = (site.clone(), self.ranks.clone());
+        self.shared.under_way.begin(Started { place, site, members });
         let job: Job<C> = Box::new(move |rig| {
             // Ends with the input's handle: a rank may write its own input after its wait.
             let outcome = work(rig);
             left.complete(outcome);
-            rig.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+            rig.shared.under_way.end(place);
             rig.shared.member.watch().notify();
         });
         if queue.jobs.send(job).is_err() {
-            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+            self.shared.under_way.end(place);
             let message = format!("the progress thread of {} is gone", self.name);
             ticket.complete(Err(self.shared.member.fail(Error::message(message))));
         }
@@ -138,7 +140,8 @@ impl<C: Conduit> Group for ProcessGroup<C> {
         let site = self.site(&call, split);
         self.note(place, &site, &call);
         let (at, parent) = (site.clone(), (self.id, split));
-        let ticket = self.enqueue(&queue, move |rig| rig.split((place, &at), parent, own));
+        let ticket =
+            self.enqueue(&queue, (place, &site), move |rig| rig.split((place, &at), parent, own));
         drop(queue);
         let rig = self.in_flight(ticket, place, site).wait(self.shared.deadline)?;
         let id = self.id.child(split, color);
@@ -161,7 +164,7 @@ impl<C: Conduit> Group for ProcessGroup<C> {
             // A group of one gets back what it brought.
             Ticket::with(Ok(input))
         } else {
-            self.enqueue(&queue, move |rig| rig.run(&call, (place, &at), input))
+            self.enqueue(&queue, (place, &site), move |rig| rig.run(&call, (place, &at), input))
         };
         drop(queue);
         Ok(Work::new(Box::new(self.in_flight(ticket, place, site)), trace))

@@ -16,5 +16,5 @@ pub(crate) use process::Opening;
 pub use process::Process;
 #[cfg(any(feature = "mpi", feature = "cuda"))]
 pub(crate) use process::Release;
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "hccl"))]
 pub(crate) use process::part;

@@ -3,14 +3,14 @@
 use super::{
     conduit::Conduit,
     group::ProcessGroup,
-    progress::{Rig, Shared},
+    progress::{Rig, Shared, UnderWay},
 };
 use crate::control::{GroupId, Host, Member};
 use dmuon_core::{BufferPool, EngineOptions, Error, Ledger, Rank, Recorder, Result, Seat, World};
 use std::{
     fmt::Debug,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicUsize},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -44,6 +44,9 @@ pub(crate) struct Opening<C> {
 pub(crate) trait Release: Debug + Send + Sync {
     /// Notes that the world is closed in good order; the process may exit when this returns.
     fn release(&self);
+
+    /// Notes that the world has failed; the process may exit when this returns, soon.
+    fn give_up(&self);
 }
 
 impl Process {
@@ -51,8 +54,8 @@ impl Process {
     pub(crate) fn open<C: Conduit>(opening: Opening<C>, options: &EngineOptions) -> Result<Self> {
         let Opening { conduit, member, host, engine } = opening;
         let (deadline, verify) = (options.resolved_deadline()?, options.resolved_verify()?);
-        let (pool, in_flight) = (BufferPool::new(), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { member, pool, deadline, verify, in_flight });
+        let (pool, under_way) = (BufferPool::new(), UnderWay::default());
+        let shared = Arc::new(Shared { member, pool, deadline, verify, under_way });
         let world = world(&shared, conduit, options)?;
         Ok(Self { shared, world, host, dump: options.resolved_dump(), engine })
     }
@@ -69,6 +72,9 @@ impl Process {
             engine.iter().for_each(|engine| engine.release());
         }
         part(&shared.member, host.as_ref());
+        if failure.is_some() {
+            engine.iter().for_each(|engine| engine.give_up());
+        }
         failure.map_or(Ok(()), Err)
     }
 }
@@ -84,7 +90,10 @@ impl Seat for Process {
 
     /// Waits for this rank's calls, then for all other ranks to finish: engines let nobody go early.
     fn finish(&self) {
-        let finished = self.shared.drain().and_then(|()| self.shared.member.finish());
+        let finished = self.shared.drain().and_then(|()| {
+            let patience = self.shared.deadline;
+            self.shared.member.finish(patience)
+        });
         if let Err(failure) = finished {
             tracing::debug!(%failure, "the world failed before this rank could leave");
         }

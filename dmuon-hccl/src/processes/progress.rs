@@ -7,11 +7,8 @@ use super::{
 use crate::control::{GroupId, Member, Place};
 use dmuon_core::{Buffer, BufferPool, Call, CallSite, Element, Error, Rank, SharedBuffer};
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -23,8 +20,20 @@ pub(super) struct Shared {
     pub(super) pool: BufferPool,
     pub(super) deadline: Duration,
     pub(super) verify: bool,
-    /// Calls that are started and not done.
-    pub(super) in_flight: AtomicUsize,
+    pub(super) under_way: UnderWay,
+}
+
+/// Calls that are started and not done, in the order in which they were started.
+#[derive(Debug, Default)]
+pub(super) struct UnderWay(Mutex<VecDeque<Started>>);
+
+/// A call of a group.
+#[derive(Clone, Debug)]
+pub(super) struct Started {
+    pub(super) place: Place,
+    pub(super) site: CallSite,
+    /// The group's world ranks.
+    pub(super) members: Arc<[Rank]>,
 }
 
 /// A group's conduit and everything its thread works with.
@@ -59,10 +68,42 @@ pub(super) fn start<C: Conduit>(
 }
 
 impl Shared {
-    /// Waits until every started call is done, or the world has failed.
+    /// Waits until every started call is done, also those that nobody has waited for.
+    ///
+    /// # Errors
+    /// The world has failed, or a call takes longer than the deadline; then the world fails now, and
+    /// the error names who is missing.
     pub(super) fn drain(&self) -> Result<(), Error> {
-        let idle = || (self.in_flight.load(Ordering::Acquire) == 0).then_some(());
-        self.member.watch().wait(Duration::MAX, idle).unwrap_or(Ok(()))
+        while let Some(Started { place, site, members }) = self.under_way.first() {
+            let is_done = || (!self.under_way.contains(place)).then_some(());
+            self.member.wait((place, &site), &members, self.deadline, is_done)?;
+        }
+        Ok(())
+    }
+}
+
+impl UnderWay {
+    /// Adds a call.
+    pub(super) fn begin(&self, started: Started) {
+        self.lock().push_back(started);
+    }
+
+    /// Removes the call at `place`. Whoever waits for that must be woken.
+    pub(super) fn end(&self, place: Place) {
+        self.lock().retain(|started| started.place != place);
+    }
+
+    fn first(&self) -> Option<Started> {
+        self.lock().front().cloned()
+    }
+
+    fn contains(&self, place: Place) -> bool {
+        self.lock().iter().any(|started| started.place == place)
+    }
+
+    /// Calls are added and removed whole, so a panic elsewhere does no harm.
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Started>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,7 +187,7 @@ impl<T> Ticket<T> {
     }
 
     /// Holds a whole result or none, so a panic elsewhere does no harm.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Result<T, Error>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Result<T, Error>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

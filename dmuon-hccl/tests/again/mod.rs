@@ -7,7 +7,7 @@ use std::{
     collections::HashMap,
     env, fs,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio, exit},
+    process::{Child, Command, ExitStatus, Stdio, exit},
     sync::{
         Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -80,21 +80,34 @@ fn as_test(num_ranks: usize, start: impl FnOnce(&Path, &Path) -> Command) -> Vec
     ranks.env(FOLDER, &folder).env(REQUEST, request.to_string());
     let log = fs::File::create(folder.join("log")).expect("the temporary folder is writable");
     ranks.stdout(log.try_clone().expect("a file can be shared")).stderr(log);
-    wait(ranks.stdin(Stdio::null()).spawn().expect("the ranks' command can be started"));
+    let status = wait(ranks.stdin(Stdio::null()).spawn().expect("the command can be started"));
     let outcomes = (0..num_ranks).map(|rank| read(&folder, Rank(rank))).collect();
+    check(status, &folder);
     fs::remove_dir_all(&folder).expect("just made");
     outcomes
 }
 
-fn wait(mut ranks: Child) {
+fn wait(mut ranks: Child) -> ExitStatus {
     let start = Instant::now();
-    while ranks.try_wait().expect("a child can be waited for").is_none() {
+    loop {
+        if let Some(status) = ranks.try_wait().expect("a child can be waited for") {
+            return status;
+        }
         if start.elapsed() > LIMIT {
             ranks.kill().expect("still running");
-            ranks.wait().expect("a child can be waited for");
         }
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A process that crashes may have left good outcomes before, and a thread that panics behind the
+/// scenes changes none. Only the bodies of the suite's cases panic on purpose.
+fn check(status: ExitStatus, folder: &Path) {
+    let log = fs::read_to_string(folder.join("log")).unwrap_or_default();
+    let is_meant = |line: &str| line.contains("tests/conformance/");
+    let mut panics = log.lines().filter(|line| line.contains("panicked at"));
+    assert!(panics.all(is_meant), "a thread panicked; its world said: {log}");
+    assert!(status.success(), "the ranks ended with {status}; they said: {log}");
 }
 
 fn read(folder: &Path, rank: Rank) -> Result<()> {

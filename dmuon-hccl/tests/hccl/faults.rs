@@ -5,8 +5,13 @@ use crate::{
     ranks::{Ranks, assert_all_contain},
     suite::{PATIENCE, input, run},
 };
-use dmuon_core::{Op, Result, Verify, World};
-use std::time::{Duration, Instant};
+use dmuon_core::{Call, Element, Error, Op, Result, Verify, World};
+use std::{
+    panic,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
 
 fn barrier(world: &World) -> Result<()> {
     run(&*world.group(), Op::Barrier, 0, None).map(drop)
@@ -66,6 +71,63 @@ fn a_device_without_memory_is_told_to_all() {
         run(&*world.group(), Op::AllReduce, 1 << 20, own).map(drop)
     });
     assert_all_contain(&texts, &["rank 1: all_reduce", "aclrtMalloc returned 207001", "EL0004"]);
+}
+
+/// A group's name, and so its thread's, that nothing else here has.
+const QUEUED: &str = "queued when a peer died";
+
+/// Panics of threads with that name.
+static NUM_PANICS: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn calls_that_are_queued_when_a_peer_dies_end_without_a_panic() {
+    let earlier = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        let counts = thread::current().name() == Some(QUEUED);
+        NUM_PANICS.fetch_add(usize::from(counts), Ordering::AcqRel);
+        earlier(info);
+    }));
+    let ranks = Ranks::new(2);
+    let texts = ranks.texts(|world| {
+        let (rank, group) = (world.rank().0, world.group().split(0, world.rank().0, QUEUED)?);
+        double::stall(ranks.device(0));
+        let (own, call) = (input(rank, 0, 4), Call::new(Op::AllReduce, "sum", Element::F32, 4));
+        let works = [(); 2].map(|()| group.start(call.clone(), Some(own.clone())));
+        if rank == 1 {
+            wait_until(|| double::num_calls(ranks.device(0), "HcclAllReduce") == 1);
+            return Err(Error::message("out of luck"));
+        }
+        let outcomes = works.map(|work| work?.wait(PATIENCE).map(drop));
+        // The thread lets go of what a call has brought when it is done with it.
+        wait_until(|| own.num_handles() == 1);
+        outcomes.into_iter().collect()
+    });
+    assert_all_contain(&texts, &["out of luck"]);
+    assert_eq!(NUM_PANICS.load(Ordering::Acquire), 0);
+}
+
+#[test]
+fn a_call_that_nobody_waits_for_has_the_deadline() {
+    let mut ranks = Ranks::new(2);
+    ranks.options = ranks.options.with_deadline(Duration::from_millis(500));
+    let texts = ranks.texts(|world| {
+        if world.rank().0 == 0 {
+            return world.group().start(Call::barrier("step"), None).map(drop);
+        }
+        wait_until(|| world.group().health().is_err());
+        world.group().health()
+    });
+    let expected =
+        "rank 0: barrier of \"step\" on world #0 timed out after 0.5 s; not arrived: [1]";
+    assert_eq!(texts[1], expected);
+}
+
+fn wait_until(poll: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !poll() {
+        assert!(start.elapsed() < PATIENCE, "it does not happen");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Without verification, a missing rank must not let the others into the library either.

@@ -1,15 +1,16 @@
 //! Starting: with root information, with a rank table, and all that may be missing.
 
 use crate::{
-    double,
+    again, double,
     ranks::{Ranks, assert_all_contain, text},
     suite::{PATIENCE, input, run},
 };
-use dmuon_core::{Collectives, Op, Result, World};
+use dmuon_core::{Collectives, Op, Rank, Result, World};
 use dmuon_hccl::hccl::Libraries;
 use std::{
     fs,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -93,16 +94,19 @@ fn libraries_that_lack_a_function_are_named_with_it() {
 
 #[test]
 fn one_rank_without_a_device_fails_all() {
-    let ranks = Ranks::new(3);
-    let spec = |rank| {
-        let mut spec = ranks.spec(rank);
-        if rank == 1 {
-            spec.local_rank = Some(70_000);
-        }
-        spec
-    };
-    let texts: Vec<_> = ranks.run_as(&spec, all_reduce).into_iter().map(text).collect();
-    assert_all_contain(&texts, &["rank 1 of 3", "takes device 70000", "AscendCL shows 65536"]);
+    for poor in 0..3 {
+        let ranks = Ranks::new(3);
+        let spec = |rank| {
+            let mut spec = ranks.spec(rank);
+            if rank == poor {
+                spec.local_rank = Some(70_000);
+            }
+            spec
+        };
+        let texts: Vec<_> = ranks.run_as(&spec, all_reduce).into_iter().map(text).collect();
+        let who = format!("rank {poor} of 3");
+        assert_all_contain(&texts, &[&who, "takes device 70000", "AscendCL shows 65536"]);
+    }
 }
 
 #[test]
@@ -131,6 +135,20 @@ fn a_device_that_never_opens_is_blamed_on_its_rank() {
         assert!(is_named, "rank {rank} got {text:?}");
     }
     assert!(start.elapsed() < PATIENCE / 2, "took {:?}", start.elapsed());
+}
+
+/// In a process of its own, as the double ends one that finalizes too early.
+#[test]
+fn a_process_may_exit_while_its_device_opens() {
+    let start = |_: &Path, program: &Path| Command::new(program);
+    let outcomes = again::run(1, start, |folder| {
+        let mut ranks = Ranks::new(1);
+        ranks.options = ranks.options.with_deadline(Duration::from_millis(300));
+        double::never_open(ranks.device(0));
+        again::leave(folder, Rank(0), &ranks.run(all_reduce).remove(0));
+    });
+    let texts: Vec<_> = outcomes.into_iter().map(text).collect();
+    assert_all_contain(&texts, &["AscendCL did not open this rank's device within 0.3 s"]);
 }
 
 #[test]

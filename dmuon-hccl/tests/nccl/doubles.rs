@@ -6,6 +6,7 @@
 use crate::again;
 use dmuon_core::{EngineOptions, Rank, Result, World, run_rank};
 use dmuon_hccl::{LaunchSpec, Rendezvous, nccl};
+use libloading::Library;
 use std::{
     env,
     os::unix::fs::symlink,
@@ -57,6 +58,18 @@ pub(crate) fn as_rank(
     let outcome = run_rank(&process, body);
     let left = process.leave();
     outcome.and(left)
+}
+
+/// How many pieces of memory, streams and events the doubles' devices have; to be asked by ranks.
+pub(crate) fn num_live() -> usize {
+    let path = env::var_os("DMUON_NCCL_LIB").expect("ranks are told where the double is");
+    // SAFETY: the double runs nothing when it is loaded, which it has been.
+    let double = unsafe { Library::new(path) }.expect("it has been loaded");
+    // SAFETY: the double has this signature for this name.
+    let ask = unsafe { double.get::<unsafe extern "C" fn() -> usize>(b"testdouble_num_live") };
+    let ask = ask.expect("the double has it");
+    // SAFETY: takes nothing.
+    unsafe { ask() }
 }
 
 /// Ranks meet at a file, and each has the device of its number.

@@ -98,6 +98,12 @@ fn sums_in_the_canonical_order_are_refused_to_the_environment() {
 }
 
 #[test]
+fn settings_are_read_before_anything_is_opened() {
+    let text = alone(&[("DMUON_VERIFY", "perhaps"), ("DMUON_DOUBLE_DEVICES", "0")]);
+    assert!(text.contains("DMUON_VERIFY") && text.contains("perhaps"), "{text}");
+}
+
+#[test]
 fn sums_of_the_library_may_be_asked_for() {
     let library = EngineOptions::default().with_collectives(Collectives::Library);
     let outcomes = run(1, &library, &[], nothing);

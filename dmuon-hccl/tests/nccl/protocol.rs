@@ -2,7 +2,7 @@
 //! real device.
 
 use crate::{
-    doubles::{as_rank, run_each},
+    doubles::{self, as_rank, run_each},
     suite::{self, PATIENCE, input},
 };
 use dmuon_core::{Call, Element, EngineOptions, Error, Op, Result, World};
@@ -20,9 +20,6 @@ const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
 struct Scene<'a> {
     name: &'a str,
     fault: &'a str,
-    /// A device must have been asked for this before its rank may end: communicators of a world that
-    /// has failed end on threads of their own.
-    until: Option<&'static str>,
 }
 
 impl Scene<'_> {
@@ -33,10 +30,7 @@ impl Scene<'_> {
         let path = journal.to_str().expect("names are plain");
         let settings = [(JOURNAL, path), ("DMUON_DOUBLE_FAULT", self.fault)];
         let options = EngineOptions::default().with_deadline(PATIENCE);
-        let outcomes = run_each(2, &settings, |spec| {
-            let outcome = as_rank(spec, &options, body);
-            self.until.map_or(Ok(()), |last| wait_for(last, spec.rank.0)).and(outcome)
-        });
+        let outcomes = run_each(2, &settings, |spec| as_rank(spec, &options, body));
         let mut ranks = outcomes.into_iter().enumerate();
         let played = [(); 2].map(|()| {
             let (rank, outcome) = ranks.next().expect("there are two");
@@ -45,18 +39,6 @@ impl Scene<'_> {
         fs::remove_file(&journal).expect("the double wrote it");
         played
     }
-}
-
-fn wait_for(last: &str, rank: usize) -> Result<()> {
-    let journal = env::var_os(JOURNAL).expect("set by the test");
-    let since = Instant::now();
-    while count(&calls_of(rank, Path::new(&journal)), last) == 0 {
-        if since.elapsed() > PATIENCE {
-            return Err(Error::message(format!("{last} is not called")));
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 fn calls_of(rank: usize, journal: &Path) -> Vec<String> {
@@ -71,7 +53,7 @@ fn count(calls: &[String], name: &str) -> usize {
 
 #[test]
 fn ranks_share_one_id_and_connect_first() {
-    let scene = Scene { name: "connect", fault: "", until: None };
+    let scene = Scene { name: "connect", fault: "" };
     let [(zero, calls), (one, other_calls)] = scene.play(|_| Ok(()));
     assert!(zero.is_ok() && one.is_ok(), "{zero:?} {one:?}");
     assert_eq!(calls[..3], ["ncclGetUniqueId", "ncclCommInitRankConfig", "cuEventRecord"]);
@@ -80,7 +62,7 @@ fn ranks_share_one_id_and_connect_first() {
 
 #[test]
 fn messages_go_as_one_and_results_come_down_after_the_mark() {
-    let scene = Scene { name: "messages", fault: "", until: None };
+    let scene = Scene { name: "messages", fault: "" };
     let played = scene.play(|world| {
         let own = input(world.rank().0, 0, 6);
         suite::run(&*world.group(), Op::AllToAll, 3, Some(own)).map(drop)
@@ -104,7 +86,7 @@ fn messages_go_as_one_and_results_come_down_after_the_mark() {
 
 #[test]
 fn communicators_have_ended_in_good_order_when_a_rank_leaves() {
-    let scene = Scene { name: "end", fault: "", until: None };
+    let scene = Scene { name: "end", fault: "" };
     let played = scene.play(|world| {
         let pair = world.group().split(0, world.rank().0, "pair")?;
         suite::run(&*pair, Op::Barrier, 0, None).map(drop)
@@ -118,22 +100,52 @@ fn communicators_have_ended_in_good_order_when_a_rank_leaves() {
 }
 
 #[test]
-fn failed_communicators_are_aborted() {
-    let scene = Scene { name: "abort", fault: "lost-peer", until: Some("ncclCommAbort") };
+fn failed_communicators_have_been_aborted_when_a_rank_leaves() {
+    let scene = Scene { name: "abort", fault: "lost-peer" };
     let played = scene.play(|world| {
         let own = input(world.rank().0, 0, 8);
         suite::run(&*world.group(), Op::AllReduce, 8, Some(own)).map(drop)
     });
     for (outcome, calls) in played {
         assert!(outcome.is_err());
-        assert_eq!(count(&calls, "ncclCommAbort"), 1);
+        assert_eq!((count(&calls, "ncclCommAbort"), count(&calls, "aborted")), (1, 1));
         assert_eq!(count(&calls, "ncclCommFinalize") + count(&calls, "ncclCommDestroy"), 0);
+    }
+}
+
+/// What a rank says that waits in vain for devices to get everything back.
+const LEFT_BEHIND: &str = "something is left on the devices";
+
+#[test]
+fn nothing_is_left_on_devices_after_a_world() {
+    for fault in ["", "lost-peer"] {
+        let outcomes = run_each(2, &[("DMUON_DOUBLE_FAULT", fault)], |spec| {
+            let options = EngineOptions::default().with_deadline(PATIENCE);
+            let outcome = as_rank(spec, &options, |world| {
+                let pair = world.group().split(0, world.rank().0, "pair")?;
+                let own = input(world.rank().0, 0, 8);
+                suite::run(&*pair, Op::AllReduce, 8, Some(own)).map(drop)
+            });
+            let since = Instant::now();
+            while doubles::num_live() > 0 {
+                if since.elapsed() > PATIENCE {
+                    return Err(Error::message(LEFT_BEHIND));
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            outcome
+        });
+        for outcome in outcomes {
+            let text = outcome.as_ref().map_or_else(ToString::to_string, |()| String::new());
+            assert_eq!(outcome.is_ok(), fault.is_empty(), "{fault:?}: {text}");
+            assert!(!text.contains(LEFT_BEHIND), "{fault:?}");
+        }
     }
 }
 
 #[test]
 fn collectives_of_several_groups_come_in_one_order_on_all_devices() {
-    let scene = Scene { name: "turns", fault: "", until: None };
+    let scene = Scene { name: "turns", fault: "" };
     let played = scene.play(|world| {
         let rank = world.rank().0;
         let (here, there) = (world.group(), world.group().split(0, rank, "there")?);

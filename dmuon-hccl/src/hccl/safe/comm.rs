@@ -158,7 +158,8 @@ impl Comm {
     pub(super) fn look(&self) -> Result<(), LibraryError> {
         let table = &self.device.library.table;
         let mut noticed = sys::SUCCESS;
-        // SAFETY: the communicator is alive, and the status ours to fill.
+        // SAFETY: the communicator is alive, and the status ours to fill. This does not wait at the
+        // door: another group's thread may be inside for long, and may be what has to be noticed.
         let status = unsafe { (table.hccl.HcclGetCommAsyncError)(self.handle, &mut noticed) };
         table.check_hccl("HcclGetCommAsyncError", status)?;
         table.check_hccl("HcclGetCommAsyncError", noticed)

@@ -23,17 +23,25 @@ impl Device {
     /// Takes device `id` into use, on this thread too.
     pub(in crate::hccl) fn open(library: Library, id: usize) -> Result<Self, LibraryError> {
         let id = i32::try_from(id).unwrap_or(i32::MAX);
-        let acl = &library.table.acl;
-        // SAFETY: takes any number.
-        let status = unsafe { (acl.aclrtSetDevice)(id) };
-        library.table.check_acl("aclrtSetDevice", status)?;
-        let mut context = sys::Context::NULL;
-        // SAFETY: takes a handle to fill.
-        let status = unsafe { (acl.aclrtGetCurrentContext)(&mut context) };
-        library.table.check_acl("aclrtGetCurrentContext", status)?;
+        // From here on nothing may be finalized, as the call may take for ever.
         library.hold();
+        // SAFETY: takes any number.
+        let status = unsafe { (library.table.acl.aclrtSetDevice)(id) };
+        let opened = library.table.check_acl("aclrtSetDevice", status);
+        opened.inspect_err(|_| library.release())?;
         let (door, is_abandoned) = (Mutex::new(()), AtomicBool::new(false));
-        Ok(Self { library, id, context, door, is_abandoned })
+        let mut device = Self { library, id, context: sys::Context::NULL, door, is_abandoned };
+        device.context = device.current_context()?;
+        Ok(device)
+    }
+
+    /// The context that this thread is in.
+    fn current_context(&self) -> Result<sys::Context, LibraryError> {
+        let (table, mut context) = (&self.library.table, sys::Context::NULL);
+        // SAFETY: takes a handle to fill.
+        let status = unsafe { (table.acl.aclrtGetCurrentContext)(&mut context) };
+        table.check_acl("aclrtGetCurrentContext", status)?;
+        Ok(context)
     }
 
     /// Lets this thread work with the device.

@@ -24,7 +24,7 @@ use std::{
 /// AscendCL, once this process has initialized it through here.
 static INITIALIZED: Mutex<Option<Library>> = Mutex::new(None);
 
-/// Devices that are in use, and whether one was left in use by a failure.
+/// Devices that are in use or being opened, and whether one was left in use by a failure.
 static NUM_DEVICES: AtomicUsize = AtomicUsize::new(0);
 static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
 
@@ -77,12 +77,12 @@ impl Library {
         Ok(count as usize)
     }
 
-    /// Counts a device that is taken into use.
+    /// Counts a device that is about to be taken into use.
     pub(super) fn hold(&self) {
         NUM_DEVICES.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts a device that is returned in good order.
+    /// Counts a device that is returned in good order, or was not taken after all.
     pub(super) fn release(&self) {
         NUM_DEVICES.fetch_sub(1, Ordering::AcqRel);
     }

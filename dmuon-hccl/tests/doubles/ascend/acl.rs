@@ -9,12 +9,15 @@ use crate::{
 };
 use std::{
     ffi::{c_char, c_void},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
 
 static IS_INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+/// Threads that are opening a device.
+static NUM_OPENING: AtomicUsize = AtomicUsize::new(0);
 
 #[unsafe(no_mangle)]
 extern "C" fn aclInit(_config: *const c_char) -> Status {
@@ -26,6 +29,9 @@ extern "C" fn aclInit(_config: *const c_char) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn aclFinalize() -> Status {
+    // Nobody reads a status at exit; a panic ends the process, as it cannot leave C's function.
+    let num_opening = NUM_OPENING.load(Ordering::Acquire);
+    assert_eq!(num_opening, 0, "AscendCL is finalized while a thread opens a device");
     IS_INITIALIZED.store(false, Ordering::Release);
     SUCCESS
 }
@@ -42,9 +48,11 @@ extern "C" fn aclrtSetDevice(device: i32) -> Status {
     if !IS_INITIALIZED.load(Ordering::Acquire) {
         return fail(PARAM_INVALID, "EH0002: not initialized");
     }
+    NUM_OPENING.fetch_add(1, Ordering::AcqRel);
     while faults::of(device).never_opens {
         thread::sleep(Duration::from_millis(10));
     }
+    NUM_OPENING.fetch_sub(1, Ordering::AcqRel);
     set_current(device)
 }
 

@@ -1,7 +1,7 @@
 //! The driver's functions.
 
 use crate::{
-    journal,
+    journal, live,
     memory::{self, Span},
     settings,
     stream::{Event, Stream},
@@ -99,6 +99,7 @@ extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(handle: *mut *mut c_void, _flags: c_uint) -> Status {
+    live::make();
     fill(handle, Box::into_raw(Box::new(Stream::new())).cast())
 }
 
@@ -113,11 +114,13 @@ extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
 extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     // SAFETY: from `cuStreamCreate`, and the caller has no more use for it.
     drop(unsafe { Box::from_raw(handle.cast::<Stream>()) });
+    live::give_back();
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuEventCreate(handle: *mut *mut c_void, _flags: c_uint) -> Status {
+    live::make();
     fill(handle, Box::into_raw(Box::new(Event::default())).cast())
 }
 
@@ -142,6 +145,7 @@ extern "C" fn cuEventQuery(event: *mut c_void) -> Status {
 extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
     // SAFETY: from `cuEventCreate`, and the caller has no more use for it.
     drop(unsafe { Box::from_raw(event.cast::<Event>()) });
+    live::give_back();
     SUCCESS
 }
 
@@ -157,7 +161,11 @@ extern "C" fn cuMemAllocAsync(start: *mut u64, num_bytes: usize, _stream: *mut c
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeAsync(start: u64, handle: *mut c_void) -> Status {
     // SAFETY: the caller's stream is alive.
-    unsafe { stream(handle) }.push(move || assert!(memory::free(start as usize), "freed twice"));
+    unsafe { stream(handle) }.push(move || {
+        if !memory::free(start as usize) {
+            live::abort("memory is freed that is not allocated");
+        }
+    });
     SUCCESS
 }
 

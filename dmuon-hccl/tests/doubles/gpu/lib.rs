@@ -13,6 +13,7 @@ mod clique;
 mod comm;
 mod driver;
 mod journal;
+mod live;
 mod memory;
 mod nccl;
 mod operation;

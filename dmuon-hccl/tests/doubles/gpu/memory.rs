@@ -1,5 +1,6 @@
 //! Device memory: host memory that knows which device it belongs to and where it ends.
 
+use crate::live;
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
     collections::BTreeMap,
@@ -29,6 +30,7 @@ pub(crate) fn allocate(num_bytes: usize, device: i32) -> usize {
     // SAFETY: the size is not zero.
     let start = unsafe { alloc_zeroed(layout(num_bytes)) }.expose_provenance();
     lock().insert(start, Allocation { num_bytes, device });
+    live::make();
     start
 }
 
@@ -37,6 +39,7 @@ pub(crate) fn free(start: usize) -> bool {
     let Some(allocation) = lock().remove(&start) else { return false };
     // SAFETY: it was allocated with this layout, and is nobody's since it was taken from the list.
     unsafe { dealloc(with_exposed_provenance_mut(start), layout(allocation.num_bytes)) };
+    live::give_back();
     true
 }
 

@@ -19,7 +19,12 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
+    time::Duration,
 };
+
+/// How long it takes to abort a communicator, beside what is under way.
+const ABORT_TIME: Duration = Duration::from_millis(100);
 
 /// A configuration's first fields, which is all that is looked at.
 #[repr(C)]
@@ -166,7 +171,10 @@ extern "C" fn ncclCommAbort(handle: *mut c_void) -> Status {
     journal::note("ncclCommAbort");
     on(handle, |comm| {
         comm.abort();
+        // The real one takes its time, too.
+        thread::sleep(ABORT_TIME);
         Comm::remove(handle);
+        journal::note("aborted");
         SUCCESS
     })
 }
