@@ -41,7 +41,7 @@
 //!     Ok(last)
 //! }
 //!
-//! let device = Device::flex().autodiff();
+//! let device = Device::flex().autodiff().gradient_checkpointing();
 //! device.seed(1);
 //! let layer = || Hooked::new(LinearConfig::new(8, 8).init(&device));
 //! let net = Net { layers: vec![layer(), layer()] };
