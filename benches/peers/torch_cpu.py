@@ -11,8 +11,8 @@ without them. This installs the wheel alone and compiles an empty stand-in for e
 whose every function reports "no CUDA device". torch then behaves as on a machine without a GPU:
 MKL, oneDNN, gloo and FSDP2 are all there. It needs a C compiler and readelf.
 
-    python3 benches/peers/torch_cpu.py /tmp/torch
-    source /tmp/torch/env
+    python3 benches/peers/torch_cpu.py target/torch
+    source target/torch/env
     python -c 'import torch; print(torch.__version__)'
 """
 

@@ -23,8 +23,8 @@ All losses are printed. Before the first update they must agree to rounding, and
 they don't; afterwards each optimizer goes its own way (Muon's peers use other coefficients, and
 bfloat16), but AdamW's must stay together.
 
-    git clone https://github.com/microsoft/dion /tmp/dion
-    python benches/peers/train_gpt.py --dion /tmp/dion
+    git clone https://github.com/microsoft/dion target/dion
+    python benches/peers/train_gpt.py --dion target/dion
     python benches/peers/train_gpt.py --only dmuon_muon fsdp_muon --steps 4 --out out/peers/two.json
 
 train_gpt_report.py makes tables and a chart of --out.
