@@ -3,9 +3,11 @@
 
 mod lane;
 mod staged;
+mod turns;
 
 pub(crate) use lane::Lane;
 pub(crate) use staged::Staged;
+pub(crate) use turns::{Turn, Turns};
 
 use dmuon_core::{Collectives, EngineOptions, Result};
 use std::env;

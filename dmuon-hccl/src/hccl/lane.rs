@@ -8,7 +8,7 @@ use super::{
 use crate::{
     LibraryError,
     control::{Board, GroupId},
-    device::Lane,
+    device::{Lane, Turn, Turns},
     processes::Division,
 };
 use dmuon_core::{Call, Element, Op, reduce::tree_sum};
@@ -44,7 +44,8 @@ pub(super) struct HcclLane {
 pub(super) struct Forming {
     ground: Arc<Ground>,
     order: Order,
-    id: GroupId,
+    /// The turn in which the communicator is made, and those that follow; none in a group of one.
+    turns: Option<(Turns, Turn)>,
 }
 
 impl HcclLane {
@@ -53,7 +54,10 @@ impl HcclLane {
         let ground = Arc::new(ground);
         ground.device.enter()?;
         let passage = match &ground.world {
-            Some(world) => Some(passage(&ground, world.clone(), GroupId::WORLD, &order)?),
+            Some(world) => {
+                let turns = Turns::new(ground.board.clone(), GroupId::WORLD, order.size());
+                Some(Passage::new(Channel::new(world.clone())?, turns, &order))
+            }
             None => None,
         };
         Ok(Self { ground, order, passage, brought: Vec::new() })
@@ -162,43 +166,34 @@ impl Lane for HcclLane {
 
     fn split(&mut self, division: &Division) -> Result<Forming, LibraryError> {
         let (ground, order) = (self.ground.clone(), self.order.of_division(division));
-        if order.size() > 1 {
-            ground.board.queue(Passage::entrance(division.id), order.size());
-        }
-        Ok(Forming { ground, order, id: division.id })
+        let mut turns = Turns::new(ground.board.clone(), division.id, order.size());
+        let turns = (order.size() > 1).then(|| {
+            let turn = turns.ask();
+            (turns, turn)
+        });
+        Ok(Forming { ground, order, turns })
     }
 
     fn formed(forming: &mut Forming) -> Result<Option<Self>, LibraryError> {
-        let Forming { ground, order, id } = forming;
-        let (ground, order, brought) = (ground.clone(), order.clone(), Vec::new());
-        let Some(world) = ground.world.as_ref().filter(|_| order.size() > 1) else {
+        let (ground, order, brought) = (forming.ground.clone(), forming.order.clone(), Vec::new());
+        let (Some(world), Some((turns, turn))) = (&ground.world, forming.turns.take()) else {
             return Ok(Some(Self { ground, order, passage: None, brought }));
         };
-        let entrance = Passage::entrance(*id);
-        if !ground.board.is_turn(entrance) {
+        if !turn.is_here() {
+            forming.turns = Some((turns, turn));
             return Ok(None);
         }
         ground.device.enter()?;
         let (members, rank) = (order.members(), order.comm_rank());
-        let part = Comm::part(world, &members, rank, (id.number(), ground.settings));
-        ground.board.pass(entrance);
-        let passage = Some(passage(&ground, Arc::new(part?), *id, &order)?);
+        let part = Comm::part(world, &members, rank, (turns.group().number(), ground.settings));
+        turn.pass();
+        let passage = Some(Passage::new(Channel::new(Arc::new(part?))?, turns, &order));
         Ok(Some(Self { ground, order, passage, brought }))
     }
 
     fn abort(&mut self) {
         self.passage.iter_mut().for_each(Passage::abort);
     }
-}
-
-fn passage(
-    ground: &Ground,
-    comm: Arc<Comm>,
-    id: GroupId,
-    order: &Order,
-) -> Result<Passage, LibraryError> {
-    let channel = Channel::new(comm)?;
-    Ok(Passage::new(channel, ground.board.clone(), id, order))
 }
 
 /// Whether a call sums elements that HCCL does not sum on most products.

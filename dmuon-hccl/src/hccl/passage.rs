@@ -7,21 +7,20 @@ use super::{
 };
 use crate::{
     LibraryError,
-    control::{Board, GroupId, Place},
+    device::{Turn, Turns},
 };
+use std::mem;
 
 /// A channel that is entered by the whole group at once, and by all groups in one order on all ranks:
 /// HCCL wants that, and may wait inside a call for ranks that have not come.
 #[derive(Debug)]
 pub(super) struct Passage {
     channel: Channel,
-    board: Board,
-    id: GroupId,
+    turns: Turns,
     /// World ranks, by rank in the communicator.
     ranks: Vec<usize>,
     /// This rank in the communicator.
     rank: usize,
-    num_turns: u64,
     stage: Stage,
     trust: Trust,
     relay: Option<Relay>,
@@ -30,12 +29,12 @@ pub(super) struct Passage {
 }
 
 /// How far the transfer is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum Stage {
     /// Done, or never begun.
     Rest,
-    /// Waits until the whole group is at this place.
-    Queued(Transfer, Place),
+    /// Waits for its turn.
+    Queued(Transfer, Turn),
     /// The stream is at it.
     Running,
     /// Waits for what the library said to everybody's first all-to-all.
@@ -52,26 +51,19 @@ struct Relay {
 }
 
 impl Passage {
-    /// The passage of a group's channel, after the turn in which it was made.
-    pub(super) fn new(channel: Channel, board: Board, id: GroupId, order: &Order) -> Self {
+    /// The passage of a group's channel.
+    pub(super) fn new(channel: Channel, turns: Turns, order: &Order) -> Self {
         let ranks = order.members().into_iter().map(|rank| rank as usize).collect();
         Self {
             channel,
-            board,
-            id,
+            turns,
             ranks,
             rank: order.comm_rank(),
-            num_turns: 1,
             stage: Stage::Rest,
             trust: Trust::Unknown,
             relay: None,
             relayed: Vec::new(),
         }
-    }
-
-    /// The place of the turn in which a group's communicator is made.
-    pub(super) fn entrance(id: GroupId) -> Place {
-        Place { group: id, sequence: 0 }
     }
 
     /// Begins a transfer of what `parts` bring, each to its offset.
@@ -105,7 +97,7 @@ impl Passage {
         loop {
             let goes_on = match self.stage {
                 Stage::Rest => return Ok(true),
-                Stage::Queued(transfer, place) => self.enter_in_turn(transfer, place)?,
+                Stage::Queued(_, ref turn) => turn.is_here() && self.enter_in_turn()?,
                 Stage::Running => self.run()?,
                 Stage::Tried { part_bytes } => self.count_votes(part_bytes)?,
                 Stage::Refused { part_bytes } => self.settle(part_bytes)?,
@@ -135,18 +127,16 @@ impl Passage {
 
     /// Waits in line with a transfer.
     fn queue(&mut self, transfer: Transfer) {
-        let place = Place { group: self.id, sequence: self.num_turns };
-        self.num_turns += 1;
-        self.board.queue(place, self.ranks.len());
-        self.stage = Stage::Queued(transfer, place);
+        self.stage = Stage::Queued(transfer, self.turns.ask());
     }
 
-    fn enter_in_turn(&mut self, transfer: Transfer, place: Place) -> Result<bool, LibraryError> {
-        if !self.board.is_turn(place) {
+    /// Issues the queued transfer, whose turn has come.
+    fn enter_in_turn(&mut self) -> Result<bool, LibraryError> {
+        let Stage::Queued(transfer, turn) = mem::replace(&mut self.stage, Stage::Rest) else {
             return Ok(false);
-        }
+        };
         let issued = self.channel.issue(transfer);
-        self.board.pass(place);
+        turn.pass();
         match transfer {
             Transfer::AllToAll { part_bytes } if self.trust == Trust::Unknown => {
                 self.vote(part_bytes, issued)?;
@@ -239,6 +229,7 @@ impl Passage {
     }
 
     fn ballot(&self) -> Ballot<'_> {
-        Ballot { board: &self.board, group: self.id, ranks: &self.ranks }
+        let (board, group) = (self.turns.board(), self.turns.group());
+        Ballot { board, group, ranks: &self.ranks }
     }
 }

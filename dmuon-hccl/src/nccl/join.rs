@@ -6,12 +6,11 @@ use super::{
     lane::NcclLane,
     safe::{Comm, Device, Library},
     tally::{Entry, Tally},
-    turns::Turns,
 };
 use crate::{
     Environment, LaunchSpec, Process,
     control::{Credentials, GroupId, Host, Member, Watch},
-    device::{Lane, Staged, is_order_asked},
+    device::{Lane, Staged, Turns, is_order_asked},
     processes::{Opening, Release, part},
 };
 use dmuon_core::{EngineOptions, Error, Result};

@@ -3,9 +3,12 @@
 use super::{
     safe::{Comm, Scratch, Splitting, Summand},
     tally::Entry,
-    turns::{Turn, Turns},
 };
-use crate::{LibraryError, device::Lane, processes::Division};
+use crate::{
+    LibraryError,
+    device::{Lane, Turn, Turns},
+    processes::Division,
+};
 use dmuon_core::{Call, Element, Op};
 use std::{
     mem::{self, discriminant},

@@ -3,7 +3,7 @@
 //!
 //! Rooms, from unsafe to safe: `sys` (NCCL's interface), `result` (statuses of NCCL and of the
 //! driver), `safe` (no raw pointers beyond this room), then `lane` (what collectives run on, in
-//! `turns`), and `join`. The driver is called through `cudarc`. Communicators do not block: every
+//! turns), and `join`. The driver is called through `cudarc`. Communicators do not block: every
 //! wait polls, so that it ends when the world fails; `tally` knows how many there are.
 
 mod error;
@@ -16,7 +16,6 @@ mod safe;
 #[expect(unsafe_code, reason = "the library is C")]
 mod sys;
 mod tally;
-mod turns;
 
 pub use error::NcclJoinError;
 pub use join::join;
