@@ -123,15 +123,10 @@ impl Orthogonalizer {
 
 /// Refuses what is not finite before a device is asked to compute with it.
 fn check_finite(view: MatrixView, input: &[f32]) -> Result<(), NumericsError> {
-    let Some(at) = input.iter().position(|elem| !elem.is_finite()) else { return Ok(()) };
-    let MatrixView { rows, cols, .. } = view;
-    let (matrix, place) = (at / (rows * cols), at % (rows * cols));
-    Err(NumericsError::NonFiniteInput {
-        matrix,
-        row: place / cols,
-        col: place % cols,
-        value: input[at],
-    })
+    let mut matrices = input.chunks(view.rows * view.cols).enumerate();
+    let fault = matrices
+        .find_map(|(matrix, elems)| NumericsError::non_finite_input(matrix, elems, view.cols));
+    fault.map_or(Ok(()), Err)
 }
 
 /// Newton–Schulz in tensor operations: every matrix of `x` is divided by its Frobenius norm, and

@@ -84,6 +84,16 @@ pub enum NumericsError {
     },
 }
 
+impl NumericsError {
+    /// What is wrong with matrix `matrix` of a batch, if its elements, in rows of `cols`, are not all
+    /// finite.
+    pub fn non_finite_input(matrix: usize, elems: &[f32], cols: usize) -> Option<Self> {
+        let index = elems.iter().position(|elem| !elem.is_finite())?;
+        let (row, col, value) = (index / cols, index % cols, elems[index]);
+        Some(Self::NonFiniteInput { matrix, row, col, value })
+    }
+}
+
 /// Checks a slice's length against its shape.
 pub(crate) fn check_len(
     slice: &'static str,

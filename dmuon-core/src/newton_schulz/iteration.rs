@@ -243,13 +243,9 @@ impl NewtonSchulz {
 
 /// Names what went wrong with one matrix of a batch.
 fn name(fault: Fault, matrix: usize, input: &[f32], cols: usize) -> NumericsError {
-    match (fault, input.iter().position(|v| !v.is_finite())) {
-        (Fault::Input, Some(index)) => NumericsError::NonFiniteInput {
-            matrix,
-            row: index / cols,
-            col: index % cols,
-            value: input[index],
-        },
-        _ => NumericsError::Diverged { matrix },
-    }
+    let input = match fault {
+        Fault::Input => NumericsError::non_finite_input(matrix, input, cols),
+        _ => None,
+    };
+    input.unwrap_or(NumericsError::Diverged { matrix })
 }
