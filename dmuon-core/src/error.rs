@@ -60,6 +60,18 @@ pub enum Error {
         /// Bytes that were passed.
         actual: Option<usize>,
     },
+    /// Room on a device for the result of a collective is missing, ill-sized, or not wanted.
+    #[error("rank {rank}: {at} takes {} for its result, but got {}", Input(*expected), Input(*actual))]
+    Output {
+        /// The rank that made the call.
+        rank: Rank,
+        /// The collective.
+        at: CallSite,
+        /// Bytes the call takes here.
+        expected: Option<usize>,
+        /// Bytes that were passed.
+        actual: Option<usize>,
+    },
     /// A collective names a root that its group does not have.
     #[error("rank {rank}: {at} has root {root}, but the group has {size} ranks")]
     Root {
@@ -209,6 +221,7 @@ impl Error {
             Self::TimedOut { .. }
             | Self::Mismatch { .. }
             | Self::Input { .. }
+            | Self::Output { .. }
             | Self::Root { .. }
             | Self::NotSummable { .. }
             | Self::RankFailed { .. }

@@ -1,6 +1,6 @@
 //! The one trait behind which every engine hides: ordered collectives over a group of ranks.
 
-use crate::{CallSite, Error, FloatType, Rank, Result, SharedBuffer, Work};
+use crate::{CallSite, DeviceTransfer, Error, FloatType, Rank, Result, SharedBuffer, Work};
 use serde::{Deserialize, Serialize};
 use std::{
     fmt::{self, Debug},
@@ -51,6 +51,25 @@ pub trait Group: Send + Sync + Debug {
     /// other ranks are told instead of left waiting.
     fn start(&self, call: Call, input: Option<SharedBuffer>) -> Result<Work>;
 
+    /// Starts a collective on memory of the device that [`Capabilities::memory`] names; the call is
+    /// [as it is carried out](Call::carried_out). What this process had put on the device before is
+    /// done before the input is read or the output written, and the output may be used as soon as
+    /// [`Work::wait`] returns, which is without a buffer.
+    ///
+    /// # Collective
+    /// As [`start`](Self::start), with which it shares the order; other ranks may call that instead.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start). An engine that takes host memory only refuses, which fails the
+    /// group.
+    fn start_on_device(&self, call: Call, transfer: DeviceTransfer) -> Result<Work> {
+        drop(transfer);
+        let text = format!("{} takes buffers in host memory only: {}", self.name(), call.brief());
+        let error = Error::message(text);
+        self.abort(error.clone());
+        Err(error)
+    }
+
     /// Whether the group still works.
     ///
     /// # Errors
@@ -64,7 +83,7 @@ pub trait Group: Send + Sync + Debug {
 /// What an engine can do, and where its buffers live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Where buffers must live.
+    /// Where buffers may live.
     pub memory: Memory,
     /// Whether a broadcast hands every rank the root's own memory.
     pub shares_memory: bool,
@@ -74,12 +93,18 @@ pub struct Capabilities {
     pub native_average: bool,
 }
 
-/// Where buffers live.
+/// Where buffers may live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Memory {
     /// In host memory.
     Host,
+    /// In host memory, or in that of a CUDA device, in its primary context; see
+    /// [`Group::start_on_device`].
+    HostOrCuda {
+        /// The device's number in this process.
+        ordinal: usize,
+    },
 }
 
 /// A collective and its root, as a rank in the group. Reductions sum.
@@ -188,6 +213,15 @@ impl Call {
         }
     }
 
+    /// The call as an engine without sums of narrow elements carries it out: with inputs that are
+    /// widened before and results that are narrowed after.
+    pub fn carried_out(&self) -> Self {
+        match self.sums_widened() {
+            Some(_) => Self { element: Element::F32, ..self.clone() },
+            None => self.clone(),
+        }
+    }
+
     /// Bytes in one rank's part.
     pub fn part_bytes(&self) -> usize {
         self.num_elems * self.element.num_bytes()
@@ -225,14 +259,15 @@ impl Call {
         }
     }
 
-    /// Checks the call and `rank`'s input before anything is sent; every engine does this first.
+    /// Checks the call and the length of `rank`'s input before anything is sent; every engine does
+    /// this first.
     ///
     /// # Errors
     /// A root outside the group, a sum over bytes, a missing, unexpected or ill-sized buffer.
     pub fn check(
         &self,
         (rank, size): (usize, usize),
-        input: Option<&SharedBuffer>,
+        input_bytes: Option<usize>,
         caller: Rank,
         at: impl Fn() -> CallSite,
     ) -> Result<()> {
@@ -243,7 +278,7 @@ impl Call {
             let element = self.element.name();
             return Err(Error::NotSummable { rank: caller, at: at(), element });
         }
-        let (expected, actual) = (self.input_bytes(rank, size), input.map(SharedBuffer::len_bytes));
+        let (expected, actual) = (self.input_bytes(rank, size), input_bytes);
         if expected != actual {
             return Err(Error::Input { rank: caller, at: at(), expected, actual });
         }

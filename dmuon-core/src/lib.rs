@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod buffer;
+mod device;
 mod engine;
 mod error;
 mod exchange;
@@ -27,6 +28,7 @@ mod work;
 mod world;
 
 pub use buffer::{ALIGNMENT, Buffer, SharedBuffer};
+pub use device::{DeviceBuffer, DeviceTransfer};
 pub use dmuon_partition::{Coordinate, MeshError, MeshShape, Rank};
 pub use engine::{Collectives, Dump, EngineOptions, Link, Sharing, Verify};
 pub use error::{CallSite, Error, Result};

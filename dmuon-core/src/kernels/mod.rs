@@ -1,4 +1,4 @@
-//! Where the arithmetic meets the CPU: products and passes, and the only room with `unsafe`.
+//! Where the arithmetic meets the CPU: products and passes, and the only room that runs `unsafe` code.
 //!
 //! Every kernel is chosen at run time by what the CPU has; [`portable`] runs everywhere.
 

@@ -154,7 +154,8 @@ impl<C: Conduit> Group for ProcessGroup<C> {
         let sequence = queue.num_calls;
         queue.num_calls += 1;
         let (site, place) = (self.site(&call, sequence), (self.rank, self.ranks.len()));
-        call.check(place, input.as_ref(), self.world_rank(), || site.clone())
+        let input_bytes = input.as_ref().map(SharedBuffer::len_bytes);
+        call.check(place, input_bytes, self.world_rank(), || site.clone())
             .inspect_err(|error| drop(self.shared.member.fail(error.clone())))?;
         let trace = self.recorder.issue(&call, &self.name, sequence, place);
         let place = Place { group: self.id, sequence };

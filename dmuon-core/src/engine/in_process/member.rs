@@ -149,7 +149,8 @@ impl Group for Member {
         let sequence = self.num_calls.fetch_add(1, Ordering::Relaxed);
         let place = (self.rank, self.ranks.len());
         let meeting = self.meeting(Lane::Call, &call, sequence);
-        call.check(place, input.as_ref(), self.world_rank(), || meeting.site.clone())
+        let input_bytes = input.as_ref().map(SharedBuffer::len_bytes);
+        call.check(place, input_bytes, self.world_rank(), || meeting.site.clone())
             .inspect_err(|error| drop(self.hub.fail(self.world_rank(), error.clone())))?;
         let trace = self.recorder.issue(&call, &self.name, sequence, place);
         let in_flight = self.enter(&meeting, call, input).inspect_err(|_| trace.failed())?;
