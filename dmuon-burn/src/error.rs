@@ -71,6 +71,12 @@ pub enum Error {
         /// What Burn says.
         cause: String,
     },
+    /// A tensor's memory could not be lent to an engine.
+    #[error("a tensor's memory could not be handed to the engine: {cause}")]
+    Lend {
+        /// What Burn says.
+        cause: String,
+    },
     /// Parameters are not single precision.
     #[error(
         "dmuon trains f32 parameters; these are not: {}; cast the model before dedicating it",

@@ -40,7 +40,7 @@ impl HeldGradients {
         }
         // This rank's loss may not have touched the model at all; others still need it.
         for (parameter, Place { storage, slot }) in runtime.catch_up()? {
-            held.slices[parameter].get_or_insert(HostSlice::Packed(storage, slot));
+            held.slices[parameter].get_or_insert_with(|| storage.to_host(&slot));
         }
         Ok(held)
     }

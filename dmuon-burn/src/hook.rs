@@ -170,7 +170,7 @@ impl Fetch {
         runtime.meet(self.parameter);
         if let Some(leaf) = leaf {
             runtime
-                .add_gradient(self.parameter, leaf, B::to_host(gradient).as_slice())
+                .add_gradient(self.parameter, leaf, &B::to_gradient(gradient))
                 .unwrap_or_else(|error| unwind(error));
         }
         let last = run.outstanding.fetch_sub(1, Relaxed) == 1;

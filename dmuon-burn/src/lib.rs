@@ -4,7 +4,7 @@
 //! The way through the rooms: [`Dedicate`] inspects a model and plans; [`Hooked`] and [`Boundary`]
 //! mark where weights come and go; hooks on Burn's tape pack and reduce gradients; [`Muon`] updates
 //! what this rank owns and publishes it.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod attached;
 mod batch;

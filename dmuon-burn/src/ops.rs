@@ -15,7 +15,7 @@
 use crate::hook::{Averaged, Fetch, Hook};
 use crate::quiet::quietly;
 use crate::transport::{PackStorage, Transport};
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_cube")]
 use burn::backend::Cube;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
@@ -50,7 +50,7 @@ impl Probe {
 
 // Without `Fusion`: its form would run these later, on a thread that ranks share, where two that meet
 // would wait for ever. As it is they run when called, where they are called, fused or not.
-#[backend_extension(Flex, Cube: cfg(any(feature = "wgpu", feature = "cuda")), Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "_cube"), Autodiff)]
 pub(crate) trait HookOps: Backend {
     fn dmuon_root(anchor: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
     fn dmuon_enter(x: FloatTensor<Self>, root: FloatTensor<Self>, hook: Hook) -> FloatTensor<Self>;
@@ -114,7 +114,7 @@ macro_rules! without_tape {
 }
 
 without_tape!(Flex);
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_cube")]
 without_tape!(Cube);
 
 impl<B: HookOps + Transport, C: CheckpointStrategy> HookOps for Autodiff<B, C> {

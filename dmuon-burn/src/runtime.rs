@@ -9,12 +9,12 @@ use crate::ops::Place;
 use crate::parameter::Parameter;
 use crate::route::{Route, RouteReport};
 use crate::setup::{ReplicatePublish, Setup};
-use crate::transport::PackStorage;
+use crate::transport::{self, Gradient, PackStorage, Packs};
 use burn::backend::autodiff::NodeId;
 use burn::module::ParamId;
 use dmuon_core::{
-    Buffer, Exchange, FloatType, HeldPack, Holder, Holding, Mesh, PackView, Pass, Rank, Reach,
-    Recorder, ReducedPack, SharedBuffer, Slot, Unit, World,
+    Buffer, Exchange, FloatType, HeldPack, Holder, Mesh, Pass, Rank, Reach, Recorder, ReducedPack,
+    SharedBuffer, Slot, Unit, World,
 };
 use dmuon_partition::{Mode, Plan};
 use std::any::Any;
@@ -50,7 +50,7 @@ pub(crate) struct Runtime {
 }
 
 struct State {
-    exchange: Exchange<PackStorage>,
+    exchange: Exchange<Packs>,
     /// Counts publishes.
     version: u64,
     /// `runs[unit]`: runs with gradients to come, as long as their tapes live.
@@ -84,7 +84,9 @@ impl Runtime {
             by_slot[address.unit][address.pack][address.slot] = index;
         }
         let by_id = parameters.iter().enumerate().map(|(index, p)| (p.id, index)).collect();
-        let mut exchange = Exchange::new(&setup.mesh, units, setup.options);
+        let devices = found.iter().map(|info| &info.device);
+        let memory = transport::packs(setup.mesh.world(), devices);
+        let mut exchange = Exchange::new(&setup.mesh, units, setup.options, memory);
         exchange.plan_order(&order);
         let num_parameters = parameters.len();
         let units = exchange.units().clone();
@@ -320,14 +322,19 @@ impl Runtime {
         self.lock().met[parameter] = true;
     }
 
-    pub(crate) fn add_gradient(&self, parameter: usize, leaf: NodeId, elems: &[f32]) -> Result<()> {
+    pub(crate) fn add_gradient(
+        &self,
+        parameter: usize,
+        leaf: NodeId,
+        gradient: &Gradient,
+    ) -> Result<()> {
         let Parameter { address, route, .. } = &self.parameters[parameter];
         if *route == Route::Frozen {
             return Err(self.fail(Error::Unfrozen { parameter: self.name(parameter) }));
         }
         let mut state = self.lock();
         state.leaves[parameter] = Some(leaf);
-        state.exchange.add_gradient(*address, elems);
+        state.exchange.add_gradient(*address, gradient);
         Ok(())
     }
 
@@ -366,17 +373,19 @@ impl Runtime {
     }
 
     /// The averages of parameters that at least one rank produced a gradient for.
-    fn averages(&self, state: &mut State, reduced: Vec<ReducedPack>) -> Vec<(usize, Place)> {
+    fn averages(
+        &self,
+        state: &mut State,
+        reduced: Vec<ReducedPack<PackStorage>>,
+    ) -> Vec<(usize, Place)> {
         state.had_backward = true;
         let mut averaged = Vec::new();
         for pack in reduced {
-            let lease = self.world().ledger().hold(Holding::Gradients, pack.buffer.freeze());
-            let storage = PackStorage::new(lease, FloatType::F32);
             for (&parameter, &num_ranks) in
                 self.in_pack(pack.unit, pack.pack).iter().zip(&pack.num_ranks)
             {
                 if num_ranks > 0
-                    && let Some(place) = self.held_place(parameter, storage.clone())
+                    && let Some(place) = self.held_place(parameter, pack.average.clone())
                 {
                     averaged.push((parameter, place));
                 }

@@ -1,15 +1,16 @@
 //! One rank's exchange of weights and gradients: the schedule's decisions, carried out on groups.
 //!
 //! The way of the data: a boundary is touched → [`Schedule`] says what to issue → [`Group`] calls
-//! start on packed buffers → weights arrive as a [`PackView`] → gradients are packed, reduced and
-//! come back as [`ReducedPack`]s on whoever holds the parameters.
+//! start on packed buffers → weights arrive as a [`PackMemory::Pack`] → gradients are packed, reduced and
+//! come back as [`ReducedPack`]s on whoever holds the parameters. Where packed buffers live, and how they
+//! get to a group, is a [`PackMemory`]'s affair.
 //!
 //! [`Group`]: crate::Group
 
 use crate::gradients::Gradients;
 use crate::weights::Weights;
 use crate::{
-    Action, Address, Buffer, EventKind, FloatType, Mesh, PackView, Pass, Placement, Reach,
+    Action, Address, Buffer, EventKind, FloatType, Mesh, PackMemory, Pass, Placement, Reach,
     Recorder, ReducedPack, Result, Schedule, SharedBuffer, Unit,
 };
 use dmuon_partition::Mode;
@@ -47,25 +48,25 @@ pub struct HeldPack {
 
 /// One rank's exchange for one model.
 #[derive(Debug)]
-pub struct Exchange<V> {
+pub struct Exchange<M: PackMemory> {
     units: Arc<[Unit]>,
     schedule: Schedule,
-    weights: Weights<V>,
-    gradients: Gradients,
+    weights: Weights<M>,
+    gradients: Gradients<M>,
     recorder: Recorder,
     held: Vec<HeldPack>,
     waited: Duration,
 }
 
-impl<V: PackView> Exchange<V> {
-    /// An exchange over `mesh`. Nothing is published yet.
-    pub fn new(mesh: &Mesh, units: Vec<Unit>, options: ExchangeOptions) -> Self {
+impl<M: PackMemory + Clone> Exchange<M> {
+    /// An exchange over `mesh` of packed buffers in `memory`. Nothing is published yet.
+    pub fn new(mesh: &Mesh, units: Vec<Unit>, options: ExchangeOptions, memory: M) -> Self {
         let placements: Vec<Placement> = units.iter().map(|unit| unit.placement).collect();
         let units: Arc<[Unit]> = units.into();
         Self {
             schedule: Schedule::new(options.mode, options.prefetch, &placements),
-            weights: Weights::new(mesh, units.clone(), options.weights),
-            gradients: Gradients::new(mesh, units.clone(), options.gradients),
+            weights: Weights::new(memory.clone(), mesh, units.clone(), options.weights),
+            gradients: Gradients::new(memory, mesh, units.clone(), options.gradients),
             recorder: mesh.world().recorder().clone(),
             units,
             held: Vec::new(),
@@ -121,7 +122,7 @@ impl<V: PackView> Exchange<V> {
     ///
     /// # Errors
     /// A group has failed.
-    pub fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<V> {
+    pub fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<M::Pack> {
         let bytes = buffer.len_bytes() as u64;
         self.recorder.mark_bytes(EventKind::Publish, &self.units[unit].name, bytes);
         self.weights.publish(unit, pack, buffer)
@@ -146,9 +147,9 @@ impl<V: PackView> Exchange<V> {
         drained
     }
 
-    /// The weights published last for a pack that this rank makes, in `f32`: the buffer and its
-    /// view.
-    pub fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, V)> {
+    /// The weights published last for a pack that this rank makes, in `f32`: the host's
+    /// buffer, and the pack that was made of it.
+    pub fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, M::Pack)> {
         self.weights.published(unit, pack)
     }
 
@@ -177,7 +178,13 @@ impl<V: PackView> Exchange<V> {
     ///
     /// # Errors
     /// A group has failed, or the owner did not send before the deadline.
-    pub fn weights(&mut self, unit: usize, pack: usize, inside: bool, pass: Pass) -> Result<V> {
+    pub fn weights(
+        &mut self,
+        unit: usize,
+        pack: usize,
+        inside: bool,
+        pass: Pass,
+    ) -> Result<M::Pack> {
         // Also inside: a nested pass may have dropped what entering started.
         let actions = match inside {
             true => self.schedule.enter(unit, pass),
@@ -191,7 +198,7 @@ impl<V: PackView> Exchange<V> {
     ///
     /// # Errors
     /// As [`weights`](Self::weights).
-    pub fn weights_in_backward(&mut self, unit: usize, pack: usize) -> Result<V> {
+    pub fn weights_in_backward(&mut self, unit: usize, pack: usize) -> Result<M::Pack> {
         let actions = self.schedule.read_backward(unit);
         self.carry_out(actions, Pass::Training)?;
         self.wait(unit, pack)
@@ -208,10 +215,9 @@ impl<V: PackView> Exchange<V> {
         self.gradients.advance()
     }
 
-    /// Packs one gradient, whole and in row-major order; further ones of the same parameter are
-    /// added.
-    pub fn add_gradient(&mut self, address: Address, elems: &[f32]) {
-        self.gradients.add(address, elems);
+    /// Packs one gradient; further ones of the same parameter are added.
+    pub fn add_gradient(&mut self, address: Address, gradient: &M::Gradient) {
+        self.gradients.add(address, gradient);
     }
 
     /// Backward is through with a run of `unit` (`left`), or has produced one of its gradients.
@@ -236,7 +242,7 @@ impl<V: PackView> Exchange<V> {
     ///
     /// # Errors
     /// A group has failed, or a rank did not take part before the deadline.
-    pub fn finish_backward(&mut self) -> Result<Vec<ReducedPack>> {
+    pub fn finish_backward(&mut self) -> Result<Vec<ReducedPack<M::Pack>>> {
         let actions = self.schedule.finish_backward();
         self.carry_out(actions, Pass::Training)?;
         let started = Instant::now();
@@ -316,7 +322,7 @@ impl<V: PackView> Exchange<V> {
         std::mem::take(&mut self.waited)
     }
 
-    fn wait(&mut self, unit: usize, pack: usize) -> Result<V> {
+    fn wait(&mut self, unit: usize, pack: usize) -> Result<M::Pack> {
         let started = Instant::now();
         let arrived = self.weights.wait(unit, pack);
         self.waited += started.elapsed();

@@ -1,8 +1,9 @@
 //! Gradients on their way to whoever holds the parameter: packed, summed over ranks, then averaged.
 
+use crate::memory::{InFlight, PackMemory, Piece};
 use crate::{
-    Address, Axis, Buffer, BufferPool, Call, FloatType, Group, Holder, Mesh, Op, Pack,
-    PackedLayout, Result, ShardLayout, SharedBuffer, Slot, Stream, Unit, Work,
+    Address, Axis, Call, FloatType, Group, Holder, Mesh, Op, Pack, PackedLayout, Result,
+    ShardLayout, Slot, Stream, Unit,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,20 +13,20 @@ use std::time::Duration;
 /// Packs one rank's gradients and reduces each pack once per backward: along the shard axis to the
 /// owner's column (or, sharded, each part to its rank), then along the replicate axis.
 #[derive(Debug)]
-pub(crate) struct Gradients {
+pub(crate) struct Gradients<M: PackMemory> {
+    memory: M,
     shard: Arc<dyn Group>,
     replicate: Arc<dyn Group>,
-    pool: BufferPool,
     deadline: Duration,
     /// What gradients travel in.
     float: FloatType,
     units: Arc<[Unit]>,
     /// `filling[unit][pack]`: what this rank's backward has produced so far.
-    filling: Vec<Vec<Option<Filling>>>,
+    filling: Vec<Vec<Option<Filling<M::Filling>>>>,
     /// Reduces along the shard axis, in the order started.
-    first_stage: VecDeque<InFlight>,
+    first_stage: VecDeque<Reduce<M::Sums>>,
     /// Reduces that nothing follows, in the order started.
-    last_stage: Vec<InFlight>,
+    last_stage: Vec<Reduce<M::Sums>>,
     /// How far sums go for now.
     reach: Reach,
     /// Whether `filling` holds the sums of backwards that have ended.
@@ -33,7 +34,7 @@ pub(crate) struct Gradients {
     /// What averages are multiplied by.
     scale: f32,
     /// `kept[unit][pack]`: sums of backwards that ended within the replica.
-    kept: Vec<Vec<Option<Buffer>>>,
+    kept: Vec<Vec<Option<M::Sums>>>,
 }
 
 /// How far a backward's gradients go.
@@ -49,40 +50,41 @@ pub enum Reach {
 }
 
 #[derive(Debug)]
-struct Filling {
-    buffer: Buffer,
+struct Filling<F> {
+    pack: F,
+    /// By gradient slot.
     present: Vec<bool>,
 }
 
 #[derive(Debug)]
-struct InFlight {
+struct Reduce<S> {
     unit: usize,
     pack: usize,
-    work: Work,
+    in_flight: InFlight<S>,
 }
 
 /// A pack's averaged gradients, on the rank (or every rank) that holds the parameters.
 #[derive(Debug)]
-pub struct ReducedPack {
+pub struct ReducedPack<P> {
     /// Index of the unit.
     pub unit: usize,
     /// Index of the pack in the unit.
     pub pack: usize,
     /// The mean over ranks, laid out as the pack, or as this rank's part of it; lanes included.
-    pub buffer: Buffer,
+    pub average: P,
     /// Per gradient slot, how many ranks produced a gradient; with 0 the parameter must be left
     /// alone.
     pub num_ranks: Vec<usize>,
 }
 
-impl Gradients {
-    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
+impl<M: PackMemory> Gradients<M> {
+    pub(crate) fn new(memory: M, mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
         let group = |axis| mesh.group(axis, Stream::Gradients).clone();
         let world = mesh.world();
         let mut this = Self {
+            memory,
             shard: group(Axis::Shard),
             replicate: group(Axis::Replicate),
-            pool: world.pool().clone(),
             deadline: world.deadline(),
             float,
             units,
@@ -121,18 +123,19 @@ impl Gradients {
         self.local_sums || self.kept.iter().flatten().any(Option::is_some)
     }
 
-    /// Adds a gradient to its slot, in row-major order.
-    pub(crate) fn add(&mut self, address: Address, elems: &[f32]) {
-        let Pack { holder, layout } = &self.units[address.unit].packs[address.pack];
-        let shape = Shape::new(*holder, layout, self.shard.size());
-        let filling = self.filling[address.unit][address.pack].get_or_insert_with(|| Filling {
-            buffer: self.pool.take(shape.input_elems() * size_of::<f32>()),
-            present: vec![false; layout.gradient_slots().len()],
-        });
-        let first = !std::mem::replace(&mut filling.present[address.slot], true);
-        let buffer = filling.buffer.as_f32_mut();
-        shape.pieces(&layout.gradient_slots()[address.slot], |of_slot, in_buffer| {
-            write_or_add(&elems[of_slot], &mut buffer[in_buffer], first);
+    /// Adds a gradient to its slot.
+    pub(crate) fn add(&mut self, address: Address, gradient: &M::Gradient) {
+        let Self { memory, units, filling, shard, .. } = self;
+        let Pack { holder, layout } = &units[address.unit].packs[address.pack];
+        let shape = Shape::new(*holder, layout, shard.size());
+        let Filling { pack, present } =
+            filling[address.unit][address.pack].get_or_insert_with(|| {
+                let present = vec![false; layout.gradient_slots().len()];
+                Filling { pack: memory.fill(shape.input_elems()), present }
+            });
+        let first = !std::mem::replace(&mut present[address.slot], true);
+        shape.pieces(&layout.gradient_slots()[address.slot], |piece| {
+            memory.put(pack, gradient, piece, first);
         });
     }
 
@@ -145,9 +148,9 @@ impl Gradients {
             if self.units[unit].packs[pack].layout.gradient_slots().is_empty() {
                 continue;
             }
-            let buffer = self.finished(unit, pack).freeze();
-            let work = self.start(Axis::Shard, unit, pack, buffer)?;
-            self.first_stage.push_back(InFlight { unit, pack, work });
+            let sums = self.finished(unit, pack)?;
+            let in_flight = self.start(Axis::Shard, unit, pack, sums)?;
+            self.first_stage.push_back(Reduce { unit, pack, in_flight });
         }
         self.advance()
     }
@@ -173,62 +176,63 @@ impl Gradients {
 
     /// Starts the second stage of every reduce whose first stage is done, in order.
     pub(crate) fn advance(&mut self) -> Result<()> {
-        while self.first_stage.front().is_some_and(|front| front.work.is_done()) {
+        while self.first_stage.front().is_some_and(|front| front.in_flight.is_done()) {
             self.pass_on()?;
         }
         Ok(())
     }
 
     /// Waits for every started reduce and returns the averages this rank holds.
-    pub(crate) fn wait(&mut self) -> Result<Vec<ReducedPack>> {
+    pub(crate) fn wait(&mut self) -> Result<Vec<ReducedPack<M::Pack>>> {
         self.local_sums = self.reach == Reach::Rank;
         while !self.first_stage.is_empty() {
             self.pass_on()?;
         }
         let num_ranks = self.shard.size() * self.replicate.size();
         let mut reduced = Vec::new();
-        for InFlight { unit, pack, work } in std::mem::take(&mut self.last_stage) {
-            let Some(sum) = self.sum(work)? else { continue };
-            // An all-reduce may hand the very same memory to every rank of the process.
-            let mut buffer =
-                sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
-            let shape = self.shape(unit, pack);
-            let num_ranks = shape.average(buffer.as_f32_mut(), num_ranks, self.scale);
-            reduced.push(ReducedPack { unit, pack, buffer, num_ranks });
+        for Reduce { unit, pack, in_flight } in std::mem::take(&mut self.last_stage) {
+            let Some(sums) = self.arrive(in_flight)? else { continue };
+            let lanes = self.shape(unit, pack).lanes();
+            let (average, lanes) =
+                self.memory.average(sums, lanes, num_ranks as f32, self.scale)?;
+            let num_ranks = lanes.into_iter().map(|lane| lane as usize).collect();
+            reduced.push(ReducedPack { unit, pack, average, num_ranks });
         }
         Ok(reduced)
     }
 
     /// Takes the oldest reduce from the first stage to the second, if this rank has a part in it.
     fn pass_on(&mut self) -> Result<()> {
-        let Some(InFlight { unit, pack, work }) = self.first_stage.pop_front() else {
+        let Some(Reduce { unit, pack, in_flight }) = self.first_stage.pop_front() else {
             return Ok(());
         };
         let kept = self.kept[unit][pack].take();
         let deferred = self.reach == Reach::Replica;
         if self.replicate.size() == 1 && !deferred && kept.is_none() {
-            self.last_stage.push(InFlight { unit, pack, work });
+            self.last_stage.push(Reduce { unit, pack, in_flight });
             return Ok(());
         }
-        let Some(sum) = self.sum(work)? else { return Ok(()) };
-        let sum = match kept {
-            None => sum,
-            Some(mut kept) => {
-                kept.as_f32_mut().iter_mut().zip(sum.as_f32()).for_each(|(kept, sum)| *kept += sum);
-                kept.freeze()
-            }
+        let Some(sums) = self.arrive(in_flight)? else { return Ok(()) };
+        let sums = match kept {
+            None => sums,
+            Some(kept) => self.memory.add(kept, sums)?,
         };
         if deferred {
-            let own = sum.try_into_unique().unwrap_or_else(|shared| self.pool.take_copy(&shared));
-            self.kept[unit][pack] = Some(own);
+            self.kept[unit][pack] = Some(sums);
             return Ok(());
         }
-        let work = self.start(Axis::Replicate, unit, pack, sum)?;
-        self.last_stage.push(InFlight { unit, pack, work });
+        let in_flight = self.start(Axis::Replicate, unit, pack, sums)?;
+        self.last_stage.push(Reduce { unit, pack, in_flight });
         Ok(())
     }
 
-    fn start(&self, axis: Axis, unit: usize, pack: usize, buffer: SharedBuffer) -> Result<Work> {
+    fn start(
+        &self,
+        axis: Axis,
+        unit: usize,
+        pack: usize,
+        sums: M::Sums,
+    ) -> Result<InFlight<M::Sums>> {
         let Unit { name, packs, .. } = &self.units[unit];
         let holder = packs[pack].holder;
         let (group, op) = match (axis, holder) {
@@ -245,23 +249,24 @@ impl Gradients {
         let shape = self.shape(unit, pack);
         let call = Call::new(op, name.clone(), self.float.element(), shape.part_elems())
             .with_payload(shape.payload_elems());
-        group.start(call, Some(self.float.narrow(buffer, &self.pool)))
+        self.memory.start_sum(&**group, call, sums)
     }
 
-    /// What a reduce gave this rank, in `f32`.
-    fn sum(&self, work: Work) -> Result<Option<SharedBuffer>> {
-        Ok(work.wait(self.deadline)?.map(|sum| self.float.widen(sum, &self.pool)))
+    /// What a reduce gave this rank.
+    fn arrive(&self, in_flight: InFlight<M::Sums>) -> Result<Option<M::Sums>> {
+        self.memory.wait_sum(in_flight, self.deadline, self.float)
     }
 
-    /// The pack's buffer with zeros where this rank has nothing, and the presence lanes set.
-    fn finished(&mut self, unit: usize, pack: usize) -> Buffer {
+    /// The pack's sums with zeros where this rank has nothing, and the presence lanes set.
+    fn finished(&mut self, unit: usize, pack: usize) -> Result<M::Sums> {
         let filling = self.filling[unit][pack].take();
         let shape = self.shape(unit, pack);
-        let Some(Filling { mut buffer, present }) = filling else {
-            return self.pool.take_zeroed(shape.input_elems() * size_of::<f32>());
-        };
-        shape.complete(buffer.as_f32_mut(), &present);
-        buffer
+        let Filling { pack, present } = filling.unwrap_or_else(|| Filling {
+            pack: self.memory.fill(shape.input_elems()),
+            present: vec![false; shape.layout.gradient_slots().len()],
+        });
+        let presence: Vec<_> = present.iter().map(|here| f32::from(u8::from(*here))).collect();
+        self.memory.complete(pack, &shape.gaps(&present), &shape.all_lanes(), &presence)
     }
 
     fn shape(&self, unit: usize, pack: usize) -> Shape<'_> {
@@ -309,60 +314,61 @@ impl<'a> Shape<'a> {
         self.shards.map_or(self.layout.lanes(), ShardLayout::lanes)
     }
 
-    /// Calls `each` with every run of the slot's elements: where it is in the slot and in the
-    /// buffer.
-    fn pieces(self, slot: &Slot, mut each: impl FnMut(Range<usize>, Range<usize>)) {
-        let Some(shards) = self.shards else { return each(0..slot.num_elems, slot.range()) };
+    /// Calls `each` with every piece of the slot's gradient.
+    fn pieces(self, slot: &Slot, mut each: impl FnMut(Piece)) {
+        let Some(shards) = self.shards else {
+            return each(Piece { of_gradient: 0..slot.num_elems, at: slot.range() });
+        };
         for part in shards.parts_of(slot) {
-            let piece = shards.piece(slot, part);
+            let of_gradient = shards.piece(slot, part);
             let start = part * self.part_elems() + shards.offset_in_part(slot, part);
-            each(piece.clone(), start..start + piece.len());
+            each(Piece { at: start..start + of_gradient.len(), of_gradient });
         }
     }
 
-    /// Sets everything but the slots that are present: zeros for padding and for slots without a
-    /// gradient, and the lanes.
-    fn complete(self, buffer: &mut [f32], present: &[bool]) {
-        let mut end = 0;
-        for (slot, present) in self.layout.gradient_slots().iter().zip(present) {
-            self.pieces(slot, |_, at| {
-                let from = if *present { at.start } else { at.end };
-                buffer[end..from].fill(0.0);
-                end = at.end;
-            });
+    /// What is neither a present slot nor a lane: padding, and slots without a gradient.
+    fn gaps(self, present: &[bool]) -> Vec<Range<usize>> {
+        let mut taken = self.all_lanes();
+        for (slot, _) in self.layout.gradient_slots().iter().zip(present).filter(|(_, here)| **here)
+        {
+            self.pieces(slot, |piece| taken.push(piece.at));
         }
-        buffer[end..].fill(0.0);
-        for part in 0..self.num_parts {
-            let lanes = &mut buffer[part * self.part_elems()..][self.lanes()];
-            for (lane, present) in lanes.iter_mut().zip(present) {
-                *lane = f32::from(u8::from(*present));
-            }
-        }
+        taken.sort_unstable_by_key(|range| range.start);
+        let ends = taken.iter().map(|range| range.end);
+        let starts = taken.iter().map(|range| range.start);
+        let gaps = [0].into_iter().chain(ends).zip(starts.chain([self.input_elems()]));
+        gaps.map(|(start, end)| start..end).filter(|gap| !gap.is_empty()).collect()
     }
 
-    /// Divides one part's sums by the number of ranks and multiplies them by `scale`; returns its
-    /// lanes, which it leaves alone.
-    fn average(self, part: &mut [f32], num_ranks: usize, scale: f32) -> Vec<usize> {
-        let sums = &mut part[..self.lanes().start];
-        match (num_ranks as f32, scale) {
-            (divisor, 1.0) => sums.iter_mut().for_each(|elem| *elem /= divisor),
-            (divisor, _) => sums.iter_mut().for_each(|elem| *elem = *elem / divisor * scale),
-        }
-        part[self.lanes()].iter().map(|&lane| lane as usize).collect()
-    }
-}
-
-fn write_or_add(elems: &[f32], out: &mut [f32], first: bool) {
-    if first {
-        out.copy_from_slice(elems);
-    } else {
-        out.iter_mut().zip(elems).for_each(|(out, elem)| *out += elem);
+    /// The lanes of every part.
+    fn all_lanes(self) -> Vec<Range<usize>> {
+        let Range { start, end } = self.lanes();
+        let starts = (0..self.num_parts).map(|part| part * self.part_elems());
+        starts.map(|part| part + start..part + end).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Buffer, EngineOptions, HostMemory, Lease, PackView, SharedBuffer, World};
+
+    #[derive(Clone, Debug)]
+    struct Plain(Lease);
+
+    impl PackView for Plain {
+        fn new(lease: Lease, _: FloatType) -> Self {
+            Self(lease)
+        }
+
+        fn is_unique(&self) -> bool {
+            true
+        }
+
+        fn buffer(&self) -> SharedBuffer {
+            self.0.buffer().clone()
+        }
+    }
 
     #[test]
     fn gradients_are_cut_into_parts_with_lanes_of_their_own() {
@@ -372,15 +378,19 @@ mod tests {
         );
         let shape = Shape::new(Holder::Shards, &layout, 2);
         assert_eq!((shape.part_elems(), shape.input_elems()), (48, 96));
-        let mut buffer = vec![f32::NAN; shape.input_elems()];
+        let memory = HostMemory::<Plain>::new(&World::solo(&EngineOptions::default()).unwrap());
+        let mut filling = memory.fill(shape.input_elems());
+        filling.as_f32_mut().fill(f32::NAN);
         let elems: Vec<f32> = (1..=20).map(|elem| elem as f32).collect();
         for (slot, elems) in [(0, &elems[..]), (2, &[7.0, 8.0])] {
-            shape.pieces(&layout.slots()[slot], |of_slot, at| {
-                write_or_add(&elems[of_slot], &mut buffer[at], true);
+            shape.pieces(&layout.slots()[slot], |piece| {
+                memory.put(&mut filling, elems, piece, true);
             });
         }
-        shape.complete(&mut buffer, &[true, false, true]);
-        let (first, second) = buffer.split_at(48);
+        let gaps = shape.gaps(&[true, false, true]);
+        let lanes = shape.all_lanes();
+        let sums = memory.complete(filling, &gaps, &lanes, &[1.0, 0.0, 1.0]).unwrap();
+        let (first, second) = sums.as_f32().split_at(48);
         assert_eq!(&first[..20], elems);
         assert!(first[20..32].iter().all(|&elem| elem == 0.0));
         assert_eq!(&second[..3], [0.0; 3]);
@@ -389,10 +399,11 @@ mod tests {
             assert_eq!(part[32..35], [1.0, 0.0, 1.0]);
             assert!(part[35..].iter().all(|&elem| elem == 0.0));
         }
-        let mut part = second.to_vec();
-        assert_eq!(shape.average(&mut part, 2, 1.0), [1, 0, 1]);
-        assert_eq!(&part[16..18], [3.5, 4.0]);
-        assert_eq!(shape.average(&mut part, 1, 2.0), [1, 0, 1]);
-        assert_eq!(&part[16..18], [7.0, 8.0]);
+        for (scale, expected) in [(1.0, [3.5, 4.0]), (2.0, [7.0, 8.0])] {
+            let part = Buffer::from_elements(second).freeze();
+            let (average, presence) = memory.average(part, shape.lanes(), 2.0, scale).unwrap();
+            assert_eq!(presence, [1.0, 0.0, 1.0]);
+            assert_eq!(average.buffer().as_f32()[16..18], expected);
+        }
     }
 }

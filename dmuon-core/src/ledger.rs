@@ -39,6 +39,14 @@ pub struct Lease {
     buffer: SharedBuffer,
 }
 
+/// Counts memory that is no buffer of ours, such as a device's, until dropped.
+#[derive(Debug)]
+pub struct Count {
+    ledger: Ledger,
+    holding: Holding,
+    num_bytes: usize,
+}
+
 #[derive(Debug, Default)]
 struct Books {
     /// How many leases each buffer has, by purpose and address.
@@ -63,6 +71,12 @@ impl Ledger {
     pub fn hold(&self, holding: Holding, buffer: SharedBuffer) -> Lease {
         self.lock().enter(holding, &buffer);
         Lease { ledger: self.clone(), holding, buffer }
+    }
+
+    /// Counts `num_bytes` as reachable for `holding` until the count is dropped.
+    pub fn count(&self, holding: Holding, num_bytes: usize) -> Count {
+        self.lock().add(holding, num_bytes);
+        Count { ledger: self.clone(), holding, num_bytes }
     }
 
     /// Bytes held for `holding` now.
@@ -107,9 +121,18 @@ impl Books {
         let leases = self.leases.entry((holding, buffer.address())).or_default();
         *leases += 1;
         if *leases == 1 {
-            self.accounts.entry(holding).or_default().add(buffer.len_bytes());
-            self.total.add(buffer.len_bytes());
+            self.add(holding, buffer.len_bytes());
         }
+    }
+
+    fn add(&mut self, holding: Holding, num_bytes: usize) {
+        self.accounts.entry(holding).or_default().add(num_bytes);
+        self.total.add(num_bytes);
+    }
+
+    fn subtract(&mut self, holding: Holding, num_bytes: usize) {
+        self.accounts.entry(holding).or_default().current_bytes -= num_bytes;
+        self.total.current_bytes -= num_bytes;
     }
 
     fn leave(&mut self, holding: Holding, buffer: &SharedBuffer) {
@@ -120,8 +143,7 @@ impl Books {
         *leases -= 1;
         if *leases == 0 {
             self.leases.remove(&key);
-            self.accounts.entry(holding).or_default().current_bytes -= buffer.len_bytes();
-            self.total.current_bytes -= buffer.len_bytes();
+            self.subtract(holding, buffer.len_bytes());
         }
     }
 }
@@ -146,6 +168,12 @@ impl Lease {
     /// What the buffer is held for.
     pub fn holding(&self) -> Holding {
         self.holding
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        self.ledger.lock().subtract(self.holding, self.num_bytes);
     }
 }
 
@@ -208,6 +236,9 @@ mod tests {
         drop(first);
         assert_eq!(ledger.current_total_bytes(), 8);
         drop(second);
+        let count = ledger.count(Holding::Weights, 8);
+        assert_eq!(ledger.current_bytes(Holding::Weights), 8);
+        drop(count);
         assert_eq!(ledger.current_total_bytes(), 0);
     }
 

@@ -1,71 +1,61 @@
 //! Whole weights on this rank: what its column keeps and its owners publish, and copies on loan.
 
+use crate::memory::{InFlight, PackMemory};
 use crate::{
-    Axis, Buffer, BufferPool, Call, Coordinate, FloatType, Group, Holder, Holding, Lease, Ledger,
-    Mesh, Op, Pack, Result, ShardLayout, SharedBuffer, Stream, Unit, Work,
+    Axis, Buffer, BufferPool, Call, Coordinate, FloatType, Group, Holder, Holding, Mesh, Op, Pack,
+    Result, ShardLayout, SharedBuffer, Stream, Unit,
 };
-use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the runtime above makes of a packed buffer once it is here, e.g. storage for tensors.
-pub trait PackView: Clone + Debug {
-    /// Wraps a buffer of `float`s that this rank may read while the view, or anything made from
-    /// it, lives.
-    fn new(lease: Lease, float: FloatType) -> Self;
-
-    /// Whether nothing else uses the buffer through this view.
-    fn is_unique(&self) -> bool;
-}
-
 /// Packed weights of all units on one rank.
 #[derive(Debug)]
-pub(crate) struct Weights<V> {
+pub(crate) struct Weights<M: PackMemory> {
+    memory: M,
     at: Coordinate,
     shard: Arc<dyn Group>,
     replicate: Arc<dyn Group>,
+    /// For masters, which are the host's.
     pool: BufferPool,
-    ledger: Ledger,
     deadline: Duration,
     /// What weights travel and are used in.
     float: FloatType,
     units: Arc<[Unit]>,
     /// `kept[unit][pack]`: the published weights of the packs of this rank's column, and its parts
     /// of the sharded ones.
-    kept: Vec<Vec<Option<Kept<V>>>>,
+    kept: Vec<Vec<Option<Kept<M::Pack>>>>,
     /// `copies[unit][pack]`: weights of other columns, or of all parts, started or arrived.
-    copies: Vec<Vec<Option<Copy<V>>>>,
+    copies: Vec<Vec<Option<Copy<M::Pack>>>>,
 }
 
 #[derive(Debug)]
-enum Kept<V> {
+enum Kept<P> {
     /// On its way from the owner, which is in another replica.
-    Arriving(Work),
+    Arriving(InFlight<P>),
     Here {
         /// In the type that weights travel in.
-        buffer: SharedBuffer,
-        view: V,
+        pack: P,
         /// In `f32`, on a rank that makes the weights.
-        master: Option<(SharedBuffer, V)>,
+        master: Option<(SharedBuffer, P)>,
     },
 }
 
 #[derive(Debug)]
-enum Copy<V> {
-    Started(Work),
-    Arrived(V),
+enum Copy<P> {
+    Started(InFlight<P>),
+    Arrived(P),
 }
 
-impl<V: PackView> Weights<V> {
-    pub(crate) fn new(mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
+impl<M: PackMemory> Weights<M> {
+    pub(crate) fn new(memory: M, mesh: &Mesh, units: Arc<[Unit]>, float: FloatType) -> Self {
         let group = |axis| mesh.group(axis, Stream::Weights).clone();
         let world = mesh.world();
         Self {
+            memory,
             at: mesh.coordinate(),
             shard: group(Axis::Shard),
             replicate: group(Axis::Replicate),
             pool: world.pool().clone(),
-            ledger: world.ledger().clone(),
             deadline: world.deadline(),
             float,
             kept: units.iter().map(|unit| unit.packs.iter().map(|_| None).collect()).collect(),
@@ -95,28 +85,30 @@ impl<V: PackView> Weights<V> {
     /// Makes `buffer` the pack's weights on the rank that made them, and starts sending them to its
     /// column, rounded to what weights travel in; later broadcasts along the shard axis send the
     /// same. Returns a view of `buffer`.
-    pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<V> {
+    pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<M::Pack> {
         let master = buffer.freeze();
-        let buffer = self.float.narrow(master.clone(), &self.pool);
-        if let Some(owner) = self.units[unit].packs[pack].holder.owner() {
-            self.replicate(unit, pack, owner, Some(buffer.clone()))?;
-        }
-        let master_view = self.keep(&master, FloatType::F32);
-        let view = match self.float {
-            FloatType::F32 => master_view.clone(),
-            float => self.keep(&buffer, float),
+        let master_pack = self.memory.hold(Holding::OwnedWeights, &master, FloatType::F32);
+        let kept = match self.float {
+            FloatType::F32 => master_pack.clone(),
+            float => {
+                let rounded = float.narrow(master.clone(), &self.pool);
+                self.memory.hold(Holding::OwnedWeights, &rounded, float)
+            }
         };
-        let master = Some((master, master_view.clone()));
-        self.kept[unit][pack] = Some(Kept::Here { buffer, view, master });
-        Ok(master_view)
+        if let Some(owner) = self.units[unit].packs[pack].holder.owner() {
+            self.replicate(unit, pack, owner, Some(&kept))?;
+        }
+        let master = Some((master, master_pack.clone()));
+        self.kept[unit][pack] = Some(Kept::Here { pack: kept, master });
+        Ok(master_pack)
     }
 
     /// Takes part in a publish by the owner of the pack, which is in this rank's column.
     pub(crate) fn receive(&mut self, unit: usize, pack: usize) -> Result<()> {
         if let Some(owner) = self.units[unit].packs[pack].holder.owner()
-            && let Some(work) = self.replicate(unit, pack, owner, None)?
+            && let Some(in_flight) = self.replicate(unit, pack, owner, None)?
         {
-            self.kept[unit][pack] = Some(Kept::Arriving(work));
+            self.kept[unit][pack] = Some(Kept::Arriving(in_flight));
         }
         Ok(())
     }
@@ -142,11 +134,11 @@ impl<V: PackView> Weights<V> {
                 Holder::Shards | Holder::Everyone => continue,
             };
             self.settle(unit, index)?;
-            let kept = self.here(unit, index).map(|(buffer, _)| buffer.clone());
+            let kept = self.here(unit, index);
             let is_whole = kept.is_some() && !self.is_part(pack);
-            let work = self.shard.start(call, kept)?;
+            let in_flight = self.memory.send(&*self.shard, call, kept)?;
             if !is_whole {
-                self.copies[unit][index] = Some(Copy::Started(work));
+                self.copies[unit][index] = Some(Copy::Started(in_flight));
             }
         }
         Ok(())
@@ -157,8 +149,8 @@ impl<V: PackView> Weights<V> {
     pub(crate) fn reshard(&mut self, unit: usize) -> Vec<usize> {
         let mut held = Vec::new();
         for (pack, copy) in self.copies[unit].iter_mut().enumerate() {
-            if let Some(Copy::Arrived(view)) = copy.take()
-                && !view.is_unique()
+            if let Some(Copy::Arrived(copy)) = copy.take()
+                && !self.memory.is_unique(&copy)
             {
                 held.push(pack);
             }
@@ -167,35 +159,35 @@ impl<V: PackView> Weights<V> {
     }
 
     /// The pack's whole weights, once they are here. `None`: neither kept nor unsharded.
-    pub(crate) fn wait(&mut self, unit: usize, pack: usize) -> Result<Option<V>> {
+    pub(crate) fn wait(&mut self, unit: usize, pack: usize) -> Result<Option<M::Pack>> {
         self.settle(unit, pack)?;
         let is_part = self.is_part(&self.units[unit].packs[pack]);
-        if let Some((_, view)) = self.here(unit, pack).filter(|_| !is_part) {
-            return Ok(Some(view.clone()));
+        if let Some(kept) = self.here(unit, pack).filter(|_| !is_part) {
+            return Ok(Some(kept.clone()));
         }
-        let view = match self.copies[unit][pack].take() {
+        let copy = match self.copies[unit][pack].take() {
             None => return Ok(None),
-            Some(Copy::Arrived(view)) => view,
-            Some(Copy::Started(work)) => match work.wait(self.deadline)? {
+            Some(Copy::Arrived(copy)) => copy,
+            Some(Copy::Started(in_flight)) => match self.arrive(in_flight, Holding::Weights)? {
                 None => return Ok(None),
-                Some(buffer) => V::new(self.ledger.hold(Holding::Weights, buffer), self.float),
+                Some(copy) => copy,
             },
         };
-        self.copies[unit][pack] = Some(Copy::Arrived(view.clone()));
-        Ok(Some(view))
+        self.copies[unit][pack] = Some(Copy::Arrived(copy.clone()));
+        Ok(Some(copy))
     }
 
     /// The weights published last for a pack that this rank made, in `f32`.
-    pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, V)> {
+    pub(crate) fn published(&self, unit: usize, pack: usize) -> Option<&(SharedBuffer, M::Pack)> {
         match &self.kept[unit][pack] {
             Some(Kept::Here { master, .. }) => master.as_ref(),
             _ => None,
         }
     }
 
-    fn here(&self, unit: usize, pack: usize) -> Option<(&SharedBuffer, &V)> {
+    fn here(&self, unit: usize, pack: usize) -> Option<&M::Pack> {
         match &self.kept[unit][pack] {
-            Some(Kept::Here { buffer, view, .. }) => Some((buffer, view)),
+            Some(Kept::Here { pack, .. }) => Some(pack),
             _ => None,
         }
     }
@@ -203,19 +195,19 @@ impl<V: PackView> Weights<V> {
     /// Waits for the pack's publish, if it is on its way.
     fn settle(&mut self, unit: usize, pack: usize) -> Result<()> {
         let kept = &mut self.kept[unit][pack];
-        let Some(Kept::Arriving(work)) = kept.take_if(|kept| matches!(kept, Kept::Arriving(_)))
+        let Some(Kept::Arriving(in_flight)) =
+            kept.take_if(|kept| matches!(kept, Kept::Arriving(_)))
         else {
             return Ok(());
         };
-        if let Some(buffer) = work.wait(self.deadline)? {
-            let view = self.keep(&buffer, self.float);
-            self.kept[unit][pack] = Some(Kept::Here { buffer, view, master: None });
+        if let Some(arrived) = self.arrive(in_flight, Holding::OwnedWeights)? {
+            self.kept[unit][pack] = Some(Kept::Here { pack: arrived, master: None });
         }
         Ok(())
     }
 
-    fn keep(&self, buffer: &SharedBuffer, float: FloatType) -> V {
-        V::new(self.ledger.hold(Holding::OwnedWeights, buffer.clone()), float)
+    fn arrive(&self, in_flight: InFlight<M::Pack>, holding: Holding) -> Result<Option<M::Pack>> {
+        self.memory.receive(in_flight, self.deadline, holding, self.float)
     }
 
     /// Broadcasts along the replicate axis, where there is one and this is the owner's column.
@@ -224,14 +216,14 @@ impl<V: PackView> Weights<V> {
         unit: usize,
         pack: usize,
         owner: Coordinate,
-        buffer: Option<SharedBuffer>,
-    ) -> Result<Option<Work>> {
+        kept: Option<&M::Pack>,
+    ) -> Result<Option<InFlight<M::Pack>>> {
         if self.replicate.size() == 1 || owner.shard != self.at.shard {
             return Ok(None);
         }
         let Unit { name, packs, .. } = &self.units[unit];
         let call = self.broadcast(name, &packs[pack], owner.replicate);
-        self.replicate.start(call, buffer).map(Some)
+        self.memory.send(&*self.replicate, call, kept).map(Some)
     }
 
     fn broadcast(&self, name: &Arc<str>, pack: &Pack, root: usize) -> Call {

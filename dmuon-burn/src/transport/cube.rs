@@ -1,20 +1,21 @@
-//! Cube: devices with memory of their own (wgpu, CUDA), fused or not. What a tensor needs is copied
-//! there from packed host buffers, and what comes back is copied off again.
+//! Cube: devices with memory of their own (wgpu, CUDA), fused or not. What a tensor needs of a packed
+//! host buffer is copied there, and what comes back is copied off again.
 
+use super::device::{Gradient, single};
 use super::{HostSlice, PackStorage, Transport, dtype};
 use crate::error::{Error, unwind};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Cube, TensorMetadata, read_sync};
-use burn::tensor::{DType, FloatDType, TensorData};
+use burn::backend::{Cube, read_sync};
+use burn::tensor::TensorData;
 use dmuon_core::Slot;
 
 impl Transport for Cube {
     fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
-        storage.residents.get_or_upload(device, slot, || {
+        storage.residents.get_or_make(device, slot, || {
             let elem_bytes = storage.float.num_bytes();
             let range = slot.range();
-            let bytes = &storage.bytes[range.start * elem_bytes..range.end * elem_bytes];
+            let bytes = &storage.bytes()[range.start * elem_bytes..range.end * elem_bytes];
             // A copy: the device's thread takes it up later, when the buffer may be gone.
             let shape = slot.shape.clone();
             let data = TensorData::from_bytes_vec(bytes.to_vec(), shape, dtype(storage.float));
@@ -30,12 +31,13 @@ impl Transport for Cube {
         })
     }
 
+    fn to_gradient(tensor: FloatTensor<Self>) -> Gradient {
+        Gradient::Device(single(tensor))
+    }
+
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
-        let tensor = match tensor.dtype() {
-            DType::F32 => tensor,
-            _ => Self::float_cast(tensor, FloatDType::F32),
-        };
-        let data = read_sync(Self::float_into_data(tensor)).map_err(|error| error.to_string());
+        let data =
+            read_sync(Self::float_into_data(single(tensor))).map_err(|error| error.to_string());
         // A copy: the data itself would pin a staging buffer that the device has mapped.
         match data.and_then(|data| data.try_to_vec().map_err(|error| error.to_string())) {
             Ok(elems) => HostSlice::Copied(elems),

@@ -14,11 +14,11 @@ impl Transport for Flex {
         let shape = Shape::from(slot.shape.clone());
         let strides = Layout::contiguous(shape.clone()).strides().to_vec();
         let layout = Layout::new(shape, strides, slot.offset);
-        FlexTensor::from_arc(storage.bytes.clone(), layout, dtype(storage.float))
+        FlexTensor::from_arc(storage.bytes().clone(), layout, dtype(storage.float))
     }
 
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool {
-        Arc::ptr_eq(&tensor.data_arc(), &storage.bytes)
+        Arc::ptr_eq(&tensor.data_arc(), storage.bytes())
             && tensor.layout().start_offset() == slot.offset
             && tensor.shape().num_elements() == slot.num_elems
     }

@@ -1,62 +1,40 @@
-//! Packed host buffers as tensors and back: the only room that knows a backend's storage.
+//! Packed buffers as tensors and back: the only room that knows a backend's storage.
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_cube")]
 mod cube;
+#[cfg(feature = "_cube")]
+mod device;
 mod flex;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_cube")]
+#[expect(unsafe_code, reason = "engines are told addresses")]
+mod lend;
+#[cfg(feature = "_cube")]
 mod residents;
+mod storage;
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[cfg(feature = "_cube")]
+pub(crate) use device::{Gradient, Packs};
+pub(crate) use storage::PackStorage;
+
+#[cfg(feature = "_cube")]
 use burn::backend::Cube;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, DispatchDevice, Flex};
-use burn::tensor::{AllocationProperty, Bytes, DType, Device as AnyDevice, FloatDType, Tensor};
+use burn::tensor::{DType, Device as AnyDevice, FloatDType, Tensor};
 use burn_flex::FlexTensor;
-use dmuon_core::{FloatType, Lease, PackView, Slot};
-use std::fmt;
-use std::sync::Arc;
+use dmuon_core::{FloatType, Slot, World};
+#[cfg(not(feature = "_cube"))]
+use dmuon_core::HostMemory;
 
-/// A packed buffer as storage that tensors can share.
-#[derive(Clone)]
-pub(crate) struct PackStorage {
-    bytes: Arc<Bytes>,
-    float: FloatType,
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
-    residents: Arc<residents::Residents>,
-}
+/// Packed buffers of a model, all of them the host's.
+#[cfg(not(feature = "_cube"))]
+pub(crate) type Packs = HostMemory<PackStorage, HostSlice>;
 
-impl PackStorage {
-    /// One parameter's elements, of a buffer of `f32`.
-    pub(crate) fn slot(&self, slot: &Slot) -> &[f32] {
-        debug_assert_eq!(self.float, FloatType::F32);
-        &bytemuck::cast_slice(&self.bytes)[slot.range()]
-    }
-}
+/// One parameter's gradient.
+#[cfg(not(feature = "_cube"))]
+pub(crate) type Gradient = HostSlice;
 
-impl PackView for PackStorage {
-    fn new(lease: Lease, float: FloatType) -> Self {
-        let bytes = bytes::Bytes::from_owner(lease);
-        Self {
-            bytes: Arc::new(Bytes::from_shared(bytes, AllocationProperty::Native)),
-            float,
-            #[cfg(any(feature = "wgpu", feature = "cuda"))]
-            residents: Arc::default(),
-        }
-    }
-
-    /// A tape that keeps tensors of a device's own memory is not seen here.
-    fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.bytes) == 1
-    }
-}
-
-impl fmt::Debug for PackStorage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PackStorage({} bytes of {})", self.bytes.len(), self.float)
-    }
-}
-
-/// How a backend's float tensors meet packed host buffers.
+/// How a backend's float tensors meet packed buffers.
 pub(crate) trait Transport: Backend {
     /// The slot's elements as a tensor of the slot's shape on `device`.
     fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self>;
@@ -64,6 +42,11 @@ pub(crate) trait Transport: Backend {
     /// Whether `tensor` is what [`view`](Self::view) made of the slot rather than equal numbers
     /// elsewhere.
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
+
+    /// The tensor, in `f32`, to be packed where it is.
+    fn to_gradient(tensor: FloatTensor<Self>) -> Gradient {
+        Self::to_host(tensor).into()
+    }
 
     /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
@@ -91,9 +74,20 @@ pub(crate) fn dtype(float: FloatType) -> DType {
 pub(crate) fn is_supported(device: &AnyDevice) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         DispatchDevice::Flex(_) => true,
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        #[cfg(feature = "_cube")]
         DispatchDevice::Cube(_) => true,
         _ => false,
+    }
+}
+
+/// The packed buffers of a model whose parameters are on `devices`.
+pub(crate) fn packs<'a>(world: &World, devices: impl Iterator<Item = &'a AnyDevice>) -> Packs {
+    #[cfg(feature = "_cube")]
+    return Packs::new(world, devices);
+    #[cfg(not(feature = "_cube"))]
+    {
+        drop(devices);
+        Packs::new(world)
     }
 }
 
@@ -109,7 +103,7 @@ pub(crate) fn is_view<const D: usize>(
     slot: &Slot,
 ) -> bool {
     let tensor = tensor.without_autodiff();
-    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    #[cfg(feature = "_cube")]
     if let Ok(primitive) = tensor.clone().try_into_primitive::<Cube>() {
         return Cube::is_view(&primitive, storage, slot);
     }
@@ -127,13 +121,14 @@ pub(crate) fn write_tensor<const D: usize>(tensor: Tensor<D>, out: &mut [f32]) {
 pub(crate) enum HostSlice {
     Shared(FlexTensor),
     Copied(Vec<f32>),
+    /// A slot of a packed host buffer.
     Packed(PackStorage, Slot),
 }
 
 impl HostSlice {
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>) -> Self {
         let tensor = tensor.without_autodiff();
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        #[cfg(feature = "_cube")]
         if let Ok(primitive) = tensor.clone().try_into_primitive::<Cube>() {
             return Cube::to_host(primitive);
         }
@@ -156,5 +151,11 @@ impl HostSlice {
 
     fn copy_to(&self, out: &mut [f32]) {
         out.copy_from_slice(self.as_slice());
+    }
+}
+
+impl AsRef<[f32]> for HostSlice {
+    fn as_ref(&self) -> &[f32] {
+        self.as_slice()
     }
 }

@@ -1,20 +1,33 @@
-//! What a device with memory of its own holds of a packed buffer. One tensor for each slot that was
-//! asked for, kept as long as the buffer; its memory is what the slot's tensors are recognized by.
+//! What a device with memory of its own holds of a packed buffer: all of it as one tensor, where it was
+//! sent or received there, and a tensor for each slot that was asked for. They are kept as long as the
+//! buffer; a slot's tensors are recognized by their memory.
 
+use super::device::narrow;
+use super::{HostSlice, Transport};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use burn_fusion::{FusionRuntime, FusionTensor};
-use dmuon_core::Slot;
+use dmuon_core::{Count, Slot};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The tensors made of one packed buffer.
+/// The tensors of one packed buffer.
 ///
 /// Keeping one handle to each makes Burn leave their memory alone: it writes in place only where a
 /// tensor's handle is the last.
 #[derive(Debug, Default)]
-pub(super) struct Residents(Mutex<Vec<Resident>>);
+pub(super) struct Residents(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// One-dimensional.
+    whole: Option<FloatTensor<Cube>>,
+    slots: Vec<Resident>,
+    /// Counts the whole where the host has no buffer of it.
+    count: Option<Count>,
+}
 
 #[derive(Debug)]
 struct Resident {
@@ -23,32 +36,72 @@ struct Resident {
 }
 
 impl Residents {
-    /// The slot's tensor on `device`; `upload` makes it the first time.
-    pub(super) fn get_or_upload(
+    /// All of a buffer that the host does not have.
+    pub(super) fn of(whole: FloatTensor<Cube>) -> Self {
+        Self(Mutex::new(State { whole: Some(whole), ..State::default() }))
+    }
+
+    /// Keeps what counts the bytes of the whole.
+    pub(super) fn count(&self, count: impl FnOnce(usize) -> Count) {
+        let mut state = self.lock();
+        let num_bytes =
+            |whole: &FloatTensor<Cube>| whole.shape().num_elements() * whole.dtype().size();
+        state.count = state.whole.as_ref().map(num_bytes).map(count);
+    }
+
+    /// All of the buffer on `device`; `upload` makes it the first time.
+    pub(super) fn whole(
+        &self,
+        device: &CubeDevice,
+        upload: impl FnOnce() -> FloatTensor<Cube>,
+    ) -> FloatTensor<Cube> {
+        let mut state = self.lock();
+        let whole = state.whole.take().filter(|whole| whole.device() == *device);
+        state.whole.insert(whole.unwrap_or_else(upload)).clone()
+    }
+
+    /// The slot's tensor on `device`: a part of the whole, if that is there; else `upload` makes it
+    /// the first time.
+    pub(super) fn get_or_make(
         &self,
         device: &CubeDevice,
         slot: &Slot,
         upload: impl FnOnce() -> FloatTensor<Cube>,
     ) -> FloatTensor<Cube> {
-        let mut residents = self.lock();
-        if let Some(tensor) = find(&residents, device, slot) {
+        let mut state = self.lock();
+        if let Some(tensor) = find(&state.slots, device, slot) {
             return tensor.clone();
         }
-        let tensor = upload();
-        residents.push(Resident { slot: slot.clone(), tensor: tensor.clone() });
+        let whole = state.whole.clone().filter(|whole| whole.device() == *device);
+        let tensor = match whole {
+            Some(whole) => {
+                Cube::float_reshape(narrow(whole, slot.range()), slot.shape.clone().into())
+            }
+            None => upload(),
+        };
+        state.slots.push(Resident { slot: slot.clone(), tensor: tensor.clone() });
         tensor
+    }
+
+    /// The slot's elements, of a buffer that the host does not have.
+    pub(super) fn to_host(&self, slot: &Slot) -> HostSlice {
+        let whole = self.lock().whole.clone();
+        match whole {
+            Some(whole) => Cube::to_host(narrow(whole, slot.range())),
+            None => unreachable!("a buffer that nobody has"),
+        }
     }
 
     /// Whether `tensor` is the slot's; `None` where its memory can't tell.
     pub(super) fn recognize(&self, tensor: &FloatTensor<Cube>, slot: &Slot) -> Option<bool> {
-        let residents = self.lock();
-        match find(&residents, &tensor.device(), slot) {
+        let state = self.lock();
+        match find(&state.slots, &tensor.device(), slot) {
             None => Some(false),
             Some(resident) => resident.has_memory_of(tensor),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Resident>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
