@@ -232,12 +232,6 @@ impl PackMemory for Packs {
     }
 }
 
-impl From<HostSlice> for Gradient {
-    fn from(slice: HostSlice) -> Self {
-        Self::Host(slice)
-    }
-}
-
 impl PackStorage {
     /// One-dimensional elements that only their device has.
     fn on_device(whole: FloatTensor<Cube>) -> Self {

@@ -1,6 +1,6 @@
 //! Flex: tensors share the memory of packed buffers; nothing is copied.
 
-use super::{HostSlice, PackStorage, Transport, dtype};
+use super::{Gradient, HostSlice, PackStorage, Transport, dtype};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Flex, TensorMetadata};
@@ -21,6 +21,13 @@ impl Transport for Flex {
         Arc::ptr_eq(&tensor.data_arc(), storage.bytes())
             && tensor.layout().start_offset() == slot.offset
             && tensor.shape().num_elements() == slot.num_elems
+    }
+
+    fn to_gradient(tensor: FloatTensor<Self>) -> Gradient {
+        let slice = Self::to_host(tensor);
+        #[cfg(feature = "_cube")]
+        let slice = Gradient::Host(slice);
+        slice
     }
 
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice {

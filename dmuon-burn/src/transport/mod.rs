@@ -22,9 +22,9 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, DispatchDevice, Flex};
 use burn::tensor::{DType, Device as AnyDevice, FloatDType, Tensor};
 use burn_flex::FlexTensor;
-use dmuon_core::{FloatType, Slot, World};
 #[cfg(not(feature = "_cube"))]
 use dmuon_core::HostMemory;
+use dmuon_core::{FloatType, Slot, World};
 
 /// Packed buffers of a model, all of them the host's.
 #[cfg(not(feature = "_cube"))]
@@ -44,9 +44,7 @@ pub(crate) trait Transport: Backend {
     fn is_view(tensor: &FloatTensor<Self>, storage: &PackStorage, slot: &Slot) -> bool;
 
     /// The tensor, in `f32`, to be packed where it is.
-    fn to_gradient(tensor: FloatTensor<Self>) -> Gradient {
-        Self::to_host(tensor).into()
-    }
+    fn to_gradient(tensor: FloatTensor<Self>) -> Gradient;
 
     /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;

@@ -1,5 +1,8 @@
 //! Memory of tensors, lent to engines by its address.
 
+#[cfg(all(test, feature = "wgpu"))]
+mod double;
+
 use crate::error::Error;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
@@ -9,11 +12,16 @@ use dmuon_core::{DeviceBuffer, Group, Memory, Result};
 use std::any::Any;
 use std::sync::Arc;
 
+/// Keeps memory where it is.
+type Lender = Arc<dyn Any + Send + Sync>;
+
 /// Whether the group's engine takes memory of `device`.
 pub(super) fn is_taken(device: &CubeDevice, group: &dyn Group) -> bool {
     let Memory::HostOrCuda { ordinal } = group.capabilities().memory else { return false };
     match device {
         CubeDevice::Cuda(cuda) => cuda.index == ordinal,
+        #[cfg(all(test, feature = "wgpu"))]
+        CubeDevice::Wgpu(_) => ordinal == double::ORDINAL,
         _ => false,
     }
 }
@@ -27,7 +35,7 @@ pub(super) fn lend(tensor: &FloatTensor<Cube>) -> Result<DeviceBuffer> {
     let num_bytes = tensor.shape().num_elements() * tensor.dtype().size();
     let tensor = resolved(tensor.clone());
     let (address, lender) = match num_bytes {
-        0 => (0, Arc::new(()) as Arc<dyn Any + Send + Sync>),
+        0 => (0, Arc::new(()) as Lender),
         _ => address(&tensor, num_bytes).map_err(|cause| Error::Lend { cause })?,
     };
     // SAFETY: the memory is that of the device, which is checked before, and stays where it is while
@@ -46,12 +54,9 @@ fn resolved(tensor: FloatTensor<Cube>) -> CubeTensor {
     tensor
 }
 
-/// Where the tensor's elements are, and what keeps them there.
+/// Where the tensor's `num_bytes` bytes are, and what keeps them there.
 #[cfg(feature = "cuda")]
-fn address(
-    tensor: &CubeTensor,
-    num_bytes: usize,
-) -> std::result::Result<(u64, Arc<dyn Any + Send + Sync>), String> {
+fn address(tensor: &CubeTensor, num_bytes: usize) -> std::result::Result<(u64, Lender), String> {
     use burn_cubecl::cubecl::{__private::Runtime, cuda::CudaRuntime};
     use std::sync::Mutex;
     let handle = tensor.handle.clone();
@@ -65,9 +70,9 @@ fn address(
 }
 
 #[cfg(not(feature = "cuda"))]
-fn address(
-    tensor: &CubeTensor,
-    _: usize,
-) -> std::result::Result<(u64, Arc<dyn Any + Send + Sync>), String> {
+fn address(tensor: &CubeTensor, _: usize) -> std::result::Result<(u64, Lender), String> {
+    #[cfg(all(test, feature = "wgpu"))]
+    return Ok(double::address(tensor));
+    #[cfg(not(all(test, feature = "wgpu")))]
     Err(format!("memory of {:?} has no address", tensor.device))
 }
