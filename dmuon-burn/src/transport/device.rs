@@ -25,7 +25,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(crate) struct Packs {
     host: HostMemory<PackStorage>,
-    /// Where all of the model is, if that is a device with memory of its own.
+    /// Where all of the model is, if that is a device whose memory the world's engine takes.
     device: Option<CubeDevice>,
 }
 
@@ -56,13 +56,11 @@ pub(crate) enum Sums {
 impl Packs {
     pub(crate) fn new<'a>(world: &World, mut devices: impl Iterator<Item = &'a AnyDevice>) -> Self {
         let first = devices.next().and_then(cube);
-        let device = first.filter(|first| devices.all(|other| cube(other).as_ref() == Some(first)));
+        let device = first.filter(|first| {
+            is_taken(first, &*world.group())
+                && devices.all(|other| cube(other).as_ref() == Some(first))
+        });
         Self { host: HostMemory::new(world), device }
-    }
-
-    /// The model's device, if the group's engine takes its memory.
-    fn reached_by(&self, group: &dyn Group) -> Option<&CubeDevice> {
-        self.device.as_ref().filter(|device| is_taken(device, group))
     }
 
     /// A tensor's elements as a host buffer.
@@ -90,7 +88,12 @@ impl PackMemory for Packs {
     type Sums = Sums;
 
     fn hold(&self, holding: Holding, buffer: &SharedBuffer, float: FloatType) -> PackStorage {
-        self.host.hold(holding, buffer, float)
+        let pack = self.host.hold(holding, buffer, float);
+        if let Some(device) = &self.device {
+            // It is to travel from there, and its slots are parts of it.
+            whole(&pack, device);
+        }
+        pack
     }
 
     fn is_unique(&self, pack: &PackStorage) -> bool {
@@ -103,7 +106,7 @@ impl PackMemory for Packs {
         call: Call,
         pack: Option<&PackStorage>,
     ) -> Result<InFlight<PackStorage>> {
-        let Some(device) = self.reached_by(group) else {
+        let Some(device) = &self.device else {
             return self.host.send(group, call, pack);
         };
         let whole = pack.map(|pack| whole(pack, device));
@@ -171,7 +174,7 @@ impl PackMemory for Packs {
     }
 
     fn start_sum(&self, group: &dyn Group, call: Call, sums: Sums) -> Result<InFlight<Sums>> {
-        match (self.reached_by(group), sums) {
+        match (&self.device, sums) {
             (Some(device), Sums::Device(sums)) => {
                 let sums = call.sums_widened().map_or(sums.clone(), |float| round(sums, float));
                 let (work, landing) = start_there(device, group, call, Some(sums))?;
