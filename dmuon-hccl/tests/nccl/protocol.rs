@@ -2,7 +2,8 @@
 //! real device.
 
 use crate::{
-    doubles::{self, as_rank, run_each},
+    device,
+    doubles::{as_rank, run_each},
     suite::{self, PATIENCE, input},
 };
 use dmuon_core::{Call, Element, EngineOptions, Error, Op, Result, World};
@@ -14,7 +15,7 @@ use std::{
 };
 
 /// Where the double writes calls down.
-const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
+pub(crate) const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
 
 /// A world of two ranks.
 struct Scene<'a> {
@@ -127,7 +128,7 @@ fn nothing_is_left_on_devices_after_a_world() {
                 suite::run(&*pair, Op::AllReduce, 8, Some(own)).map(drop)
             });
             let since = Instant::now();
-            while doubles::num_live() > 0 {
+            while device::num_live() > 0 {
                 if since.elapsed() > PATIENCE {
                     return Err(Error::message(LEFT_BEHIND));
                 }

@@ -4,7 +4,7 @@ use crate::{
     journal, live,
     memory::{self, Span},
     settings,
-    stream::{Event, Stream},
+    stream::{self, Event, Stream},
 };
 use std::{
     cell::Cell,
@@ -100,7 +100,18 @@ extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(handle: *mut *mut c_void, _flags: c_uint) -> Status {
     live::make();
-    fill(handle, Box::into_raw(Box::new(Stream::new())).cast())
+    fill(handle, Box::into_raw(Box::new(Stream::of(current_device()))).cast())
+}
+
+/// Of all that comes to the stream later, the first waits for what was recorded last.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(handle: *mut c_void, event: *mut c_void, _flags: c_uint) -> Status {
+    journal::note("cuStreamWaitEvent");
+    // SAFETY: the caller's event is alive.
+    let mark = unsafe { &*event.cast::<Event>() }.mark();
+    // SAFETY: the caller's stream is alive.
+    unsafe { stream(handle) }.push(move || mark.wait());
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -113,7 +124,7 @@ extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     // SAFETY: from `cuStreamCreate`, and the caller has no more use for it.
-    drop(unsafe { Box::from_raw(handle.cast::<Stream>()) });
+    unsafe { Box::from_raw(handle.cast::<Stream>()) }.end();
     live::give_back();
     SUCCESS
 }
@@ -130,7 +141,17 @@ extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
     // SAFETY: the caller's event is alive.
     let event = unsafe { &*event.cast::<Event>() };
     // SAFETY: the caller's stream is alive.
-    event.record(&unsafe { stream(handle) });
+    event.record(&[unsafe { stream(handle) }]);
+    SUCCESS
+}
+
+/// Records what is on any stream of the context.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxRecordEvent(context: *mut c_void, event: *mut c_void) -> Status {
+    journal::note("cuCtxRecordEvent");
+    // SAFETY: the caller's event is alive.
+    let event = unsafe { &*event.cast::<Event>() };
+    event.record(&stream::all_of(context.expose_provenance() as i32 - 1));
     SUCCESS
 }
 
