@@ -25,8 +25,8 @@ fn transfer(input: &Arc<Memory>, output: &Arc<Memory>) -> DeviceTransfer {
     DeviceTransfer { input: Some(input.lend()), output: Some(output.lend()) }
 }
 
-/// Starts an all-reduce of `f32`, of which so many are lent for each way, and waits.
-fn all_reduce(
+/// Starts an all-reduce, for which room for so many `f32` is lent each way, and waits.
+pub(crate) fn all_reduce(
     group: &dyn Group,
     (element, num_elems): (Element, usize),
     lent: [usize; 2],

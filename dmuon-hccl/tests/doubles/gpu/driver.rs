@@ -3,7 +3,7 @@
 use crate::{
     journal, live,
     memory::{self, Span},
-    settings,
+    settings::{self, Fault},
     stream::{self, Event, Stream},
 };
 use std::{
@@ -20,6 +20,7 @@ const NO_DEVICE: Status = 100;
 const INVALID_DEVICE: Status = 101;
 const INVALID_CONTEXT: Status = 201;
 const NOT_READY: Status = 600;
+const CAPTURE_UNSUPPORTED: Status = 900;
 
 thread_local! {
     /// The calling thread's context: 0 for none, else one more than its device.
@@ -148,10 +149,14 @@ extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
 /// Records what is on any stream of the context.
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxRecordEvent(context: *mut c_void, event: *mut c_void) -> Status {
-    journal::note("cuCtxRecordEvent");
+    let device = context.expose_provenance() as i32 - 1;
+    journal::note_on(device, "cuCtxRecordEvent");
+    if device == 1 && settings::fault() == Fault::Capture {
+        return CAPTURE_UNSUPPORTED;
+    }
     // SAFETY: the caller's event is alive.
     let event = unsafe { &*event.cast::<Event>() };
-    event.record(&stream::all_of(context.expose_provenance() as i32 - 1));
+    event.record(&stream::all_of(device));
     SUCCESS
 }
 
@@ -172,6 +177,7 @@ extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAllocAsync(start: *mut u64, num_bytes: usize, _stream: *mut c_void) -> Status {
+    journal::note("cuMemAllocAsync");
     match current_device() {
         -1 => INVALID_CONTEXT,
         device => fill(start, memory::allocate(num_bytes, device) as u64),
@@ -252,6 +258,7 @@ extern "C" fn cuGetErrorString(status: Status, text: *mut *const c_char) -> Stat
         INVALID_DEVICE => c"invalid device ordinal",
         INVALID_CONTEXT => c"invalid device context",
         NOT_READY => c"device not ready",
+        CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
         _ => c"invalid argument",
     };
     fill(text, known.as_ptr())
