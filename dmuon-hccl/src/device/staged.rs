@@ -1,5 +1,5 @@
-//! A lane as a conduit: host buffers go up to the device and results come down; memory of the device is
-//! used where it is.
+//! A lane as a conduit: host buffers go up to the device and results come down; memory of the device
+//! is used where it is.
 
 use super::Lane;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 use dmuon_core::{Call, DeviceTransfer, Element, Op, SharedBuffer};
 
-/// A lane that takes host buffers.
+/// A lane that takes host buffers, too.
 #[derive(Debug)]
 pub(crate) struct Staged<L> {
     lane: L,

@@ -226,3 +226,33 @@ fn many_may_be_in_flight_and_dropped() {
         Ok(())
     });
 }
+
+#[test]
+fn groups_may_be_driven_in_opposite_order() {
+    all_succeed::<Nccl>(2, |world| {
+        let (rank, here) = (world.rank().0, world.group());
+        let there = here.split(0, rank, "there")?;
+        let mut groups = [&here, &there];
+        let call = Call::new(Op::AllReduce, "layers.0", Element::F32, 1023);
+        let bytes = encode(Element::F32, &[1.0; 1023]);
+        let mut works = Vec::new();
+        for _ in 0..20 {
+            // Each fence stands behind what this rank has on its device of the other group.
+            if rank == 1 {
+                groups.reverse();
+            }
+            for group in groups {
+                let [input, output] = [(); 2].map(|()| Memory::of(device::of(&world), &bytes));
+                let transfer =
+                    DeviceTransfer { input: Some(input.lend()), output: Some(output.lend()) };
+                works.push((group.start_on_device(call.clone(), transfer)?, output));
+            }
+        }
+        let expected = encode(Element::F32, &[2.0; 1023]);
+        for (work, output) in works {
+            work.wait(PATIENCE)?;
+            assert!(output.read() == expected);
+        }
+        Ok(())
+    });
+}
