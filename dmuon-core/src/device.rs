@@ -54,7 +54,8 @@ impl fmt::Debug for DeviceBuffer {
 }
 
 impl DeviceTransfer {
-    /// Checks the call and this rank's buffers before anything is sent.
+    /// Checks the call, as it is [carried out](Call::carried_out), and this rank's buffers before
+    /// anything is sent.
     ///
     /// # Errors
     /// As [`Call::check`]; and an output that is missing, unexpected or ill-sized.

@@ -51,7 +51,8 @@ pub trait Group: Send + Sync + Debug {
     /// other ranks are told instead of left waiting.
     fn start(&self, call: Call, input: Option<SharedBuffer>) -> Result<Work>;
 
-    /// Starts a collective on memory of the device that [`Capabilities::memory`] names; the call is
+    /// Starts a collective on memory of the device that [`Capabilities::memory`] names. The call is
+    /// the one that [`start`](Self::start) takes; the buffers hold the elements of the call
     /// [as it is carried out](Call::carried_out). What this process had put on the device before is
     /// done before the input is read or the output written, and the output may be used as soon as
     /// [`Work::wait`] returns, which is without a buffer.

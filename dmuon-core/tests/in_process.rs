@@ -1,8 +1,8 @@
 //! What only ranks that are threads can promise: shared memory, pretended links, launching.
 
 use dmuon_core::{
-    Buffer, Call, Dump, Element, EngineOptions, Error, Holding, Link, Op, Rank, Result,
-    SharedBuffer, Sharing, World, catch, launch, launch_each, launch_with, raise,
+    Buffer, Call, DeviceTransfer, Dump, Element, EngineOptions, Error, Holding, Link, Op, Rank,
+    Result, SharedBuffer, Sharing, World, catch, launch, launch_each, launch_with, raise,
 };
 use std::{thread, time::Duration};
 
@@ -158,4 +158,21 @@ fn the_first_of_two_failures_is_the_cause() {
         Err::<(), _>(Error::message("second"))
     });
     assert_eq!(outcome.expect_err("both fail").to_string(), "told by rank 0");
+}
+
+#[test]
+fn memory_of_devices_is_refused_and_fails_the_group() {
+    let results = launch_each(2, &options(), |world| {
+        let call = Call::new(Op::AllReduce, "layers.0", Element::F32, 4);
+        if world.rank() == Rank(1) {
+            return world.group().start_on_device(call, DeviceTransfer::default()).map(drop);
+        }
+        let own = world.pool().take_zeroed(16).freeze();
+        world.group().start(call, Some(own))?.wait(PATIENCE).map(drop)
+    });
+    let expected = "world takes buffers in host memory only: all_reduce(\"layers.0\")";
+    for (rank, result) in results.expect("threads start").into_iter().enumerate() {
+        let text = result.expect_err("refused").to_string();
+        assert!(text.contains(expected), "rank {rank}: {text}");
+    }
 }

@@ -1,5 +1,5 @@
-//! What engines share whose collectives run on a device's stream. Buffers travel through the host:
-//! up to the device, around, and down again.
+//! What engines share whose collectives run on a device's stream. Buffers in host memory go up to the
+//! device, around, and down again; those that are on the device stay there.
 
 mod lane;
 mod staged;

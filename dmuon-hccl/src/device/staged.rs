@@ -1,13 +1,14 @@
-//! A lane as a conduit: host buffers go up to the device and results come down.
+//! A lane as a conduit: host buffers go up to the device and results come down; memory of the device
+//! is used where it is.
 
 use super::Lane;
 use crate::{
     LibraryError,
-    processes::{Conduit, Course, Division, Stop},
+    processes::{Conduit, Course, Division, Fencing, Stop},
 };
-use dmuon_core::{Call, Element, Op, SharedBuffer};
+use dmuon_core::{Call, DeviceTransfer, Element, Op, SharedBuffer};
 
-/// A lane that takes host buffers.
+/// A lane that takes host buffers, too.
 #[derive(Debug)]
 pub(crate) struct Staged<L> {
     lane: L,
@@ -29,21 +30,20 @@ impl<L: Lane> Staged<L> {
         course.watch.failure().map_or(Ok(()), |failure| Err(Stop::Failed(failure)))
     }
 
-    /// Runs `call` on the device until its result may be collected.
+    /// Runs `call` on the device, where `issue` puts it, to its end.
     fn drive(
         &mut self,
         course: &Course<'_>,
         call: &Call,
-        input: Option<&[u8]>,
+        issue: impl FnOnce(&mut L) -> Result<(), LibraryError>,
     ) -> Result<(), Stop> {
         self.check(course)?;
-        // Ranks meet for nothing, too, but libraries do not move it.
-        let barrier = (call.num_elems == 0).then(|| Call::barrier(call.label.clone()));
-        let (call, input) = match &barrier {
-            Some(barrier) => (barrier, None),
-            None => (call, input),
-        };
-        self.lane.issue(call, input)?;
+        if call.num_elems == 0 {
+            // Ranks meet for nothing, too, but libraries do not move it.
+            self.lane.issue(&Call::barrier(call.label.clone()), None)?;
+        } else {
+            issue(&mut self.lane)?;
+        }
         self.wait(course, |lane| Ok(lane.poll()?.then_some(())))
     }
 
@@ -66,6 +66,8 @@ impl<L: Lane> Staged<L> {
 }
 
 impl<L: Lane> Conduit for Staged<L> {
+    type Fence = L::Fence;
+
     const NATIVE_AVERAGE: bool = L::NATIVE_AVERAGE;
 
     fn rank(&self) -> usize {
@@ -76,13 +78,17 @@ impl<L: Lane> Conduit for Staged<L> {
         self.lane.size()
     }
 
+    fn fencing(&self) -> Option<Box<dyn Fencing<L::Fence>>> {
+        self.lane.fencing()
+    }
+
     fn run(
         &mut self,
         course: &Course<'_>,
         call: &Call,
         input: Option<SharedBuffer>,
     ) -> Result<Option<SharedBuffer>, Stop> {
-        self.drive(course, call, input.as_deref())?;
+        self.drive(course, call, |lane| lane.issue(call, input.as_deref()))?;
         if call.op == (Op::Broadcast { root: self.rank() }) {
             return Ok(input);
         }
@@ -92,6 +98,16 @@ impl<L: Lane> Conduit for Staged<L> {
             self.lane.collect(call, output.as_mut_slice())?;
         }
         Ok(Some(output.freeze()))
+    }
+
+    fn run_on_device(
+        &mut self,
+        course: &Course<'_>,
+        call: &Call,
+        transfer: DeviceTransfer,
+        fence: L::Fence,
+    ) -> Result<(), Stop> {
+        self.drive(course, call, |lane| lane.issue_on_device(call, transfer, fence))
     }
 
     fn all_gather(

@@ -11,8 +11,8 @@ use crate::{
     device::{Lane, Turn, Turns},
     processes::Division,
 };
-use dmuon_core::{Call, Element, Op, reduce::tree_sum};
-use std::sync::Arc;
+use dmuon_core::{Call, DeviceTransfer, Element, Op, reduce::tree_sum};
+use std::{convert::Infallible, sync::Arc};
 
 /// A barrier is a sum of nothing. So is HCCL's own, which some versions have lost to whoever loads
 /// them at run time.
@@ -114,6 +114,7 @@ impl HcclLane {
 
 impl Lane for HcclLane {
     type Forming = Forming;
+    type Fence = Infallible;
 
     const NATIVE_AVERAGE: bool = false;
 
@@ -144,6 +145,15 @@ impl Lane for HcclLane {
         let parts = input.chunks(call.part_bytes()).enumerate();
         let placed = |(place, part)| (self.order.comm_rank_of(place) * call.part_bytes(), part);
         passage.start(transfer, parts.map(placed))
+    }
+
+    fn issue_on_device(
+        &mut self,
+        _: &Call,
+        _: DeviceTransfer,
+        fence: Infallible,
+    ) -> Result<(), LibraryError> {
+        match fence {}
     }
 
     fn poll(&mut self) -> Result<bool, LibraryError> {

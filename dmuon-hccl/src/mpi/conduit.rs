@@ -6,7 +6,8 @@ use super::{
     safe::Comm,
 };
 use crate::processes::{self, Conduit, Division, Stop};
-use dmuon_core::{Call, Collectives, Element, Op, SharedBuffer};
+use dmuon_core::{Call, Collectives, DeviceTransfer, Element, Op, SharedBuffer};
+use std::convert::Infallible;
 
 /// A group's communicator.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ impl MpiConduit {
 }
 
 impl Conduit for MpiConduit {
+    type Fence = Infallible;
+
     const NATIVE_AVERAGE: bool = false;
 
     fn rank(&self) -> usize {
@@ -45,6 +48,16 @@ impl Conduit for MpiConduit {
             Collectives::Library => native::run(&course, call, input, self.verify),
             _ => ordered::run(&course, call, input),
         }
+    }
+
+    fn run_on_device(
+        &mut self,
+        _: &processes::Course<'_>,
+        _: &Call,
+        _: DeviceTransfer,
+        fence: Infallible,
+    ) -> Result<(), Stop> {
+        match fence {}
     }
 
     fn all_gather(

@@ -1,15 +1,15 @@
 //! The lane that collectives run on: a communicator, and a stream with memory for it.
 
 use super::{
-    safe::{Comm, Scratch, Splitting, Summand},
+    safe::{Comm, Fence, Scratch, Splitting, Summand},
     tally::Entry,
 };
 use crate::{
     LibraryError,
     device::{Lane, Turn, Turns},
-    processes::Division,
+    processes::{Division, Fencing},
 };
-use dmuon_core::{Call, Element, Op};
+use dmuon_core::{Call, DeviceTransfer, Element, Op};
 use std::{
     mem::{self, discriminant},
     thread,
@@ -38,12 +38,20 @@ enum Stage {
     /// Done; nothing is on the stream.
     Done,
     /// Waits for its turn.
-    Queued(Call, Turn),
+    Queued(Queued, Turn),
     /// The library puts it on the stream in its own time. Forming a world takes no turn: nothing
     /// else is there.
     Asked(Option<Turn>),
     /// On the stream, with a mark behind it.
     Marked,
+}
+
+/// A collective that is not begun.
+#[derive(Debug)]
+struct Queued {
+    call: Call,
+    /// What it runs on, if that is not the scratch memory, and behind what.
+    lent: Option<(DeviceTransfer, Fence)>,
 }
 
 /// A communicator that is being split off.
@@ -63,6 +71,11 @@ impl NcclLane {
         Ok(Self { wire, turns, stage: Stage::Asked(None), rank, size })
     }
 
+    /// Asks for a turn.
+    fn queue(&mut self, queued: Queued) {
+        self.stage = Stage::Queued(queued, self.turns.ask());
+    }
+
     fn wire(&mut self) -> Result<&mut Wire, LibraryError> {
         self.wire.as_mut().ok_or_else(|| {
             let text = "the communicator has been aborted here".into();
@@ -73,6 +86,7 @@ impl NcclLane {
 
 impl Lane for NcclLane {
     type Forming = Forming;
+    type Fence = Fence;
 
     const NATIVE_AVERAGE: bool = true;
 
@@ -84,11 +98,26 @@ impl Lane for NcclLane {
         self.size
     }
 
+    fn fencing(&self) -> Option<Box<dyn Fencing<Fence>>> {
+        let fencing = self.wire.as_ref()?.comm.device().fencing()?;
+        Some(Box::new(fencing))
+    }
+
     fn issue(&mut self, call: &Call, input: Option<&[u8]>) -> Result<(), LibraryError> {
         if let Some(input) = input {
             self.wire()?.scratch.upload(input)?;
         }
-        self.stage = Stage::Queued(call.clone(), self.turns.ask());
+        self.queue(Queued { call: call.clone(), lent: None });
+        Ok(())
+    }
+
+    fn issue_on_device(
+        &mut self,
+        call: &Call,
+        transfer: DeviceTransfer,
+        fence: Fence,
+    ) -> Result<(), LibraryError> {
+        self.queue(Queued { call: call.clone(), lent: Some((transfer, fence)) });
         Ok(())
     }
 
@@ -130,6 +159,8 @@ impl Lane for NcclLane {
     }
 
     fn abort(&mut self) {
+        // What is queued is never begun.
+        self.stage = Stage::Marked;
         if let Some(wire) = self.wire.take() {
             retire("nccl-abort", wire, Comm::abort);
         }
@@ -141,8 +172,11 @@ impl Wire {
     fn step(&mut self, stage: Stage) -> Result<Stage, LibraryError> {
         let is_idle = self.comm.is_idle()?;
         Ok(match stage {
-            Stage::Queued(call, turn) if turn.is_here() => {
-                self.start(&call)?;
+            Stage::Queued(queued, turn) if turn.is_here() => {
+                if let Some((transfer, fence)) = queued.lent {
+                    self.scratch.lend(transfer, &fence)?;
+                }
+                self.start(&queued.call)?;
                 Stage::Asked(Some(turn))
             }
             // Only now is the collective on the stream, so that a mark comes after it.
@@ -184,10 +218,14 @@ impl Drop for NcclLane {
     }
 }
 
-/// Ends a communicator on a thread of its own, as it may take long, and frees its memory after that.
-fn retire(name: &str, Wire { comm, scratch, entry }: Wire, end: fn(Comm)) {
+/// Ends a communicator on a thread of its own, as it may take long, and frees its memory after that,
+/// or gives it back.
+fn retire(name: &str, Wire { comm, mut scratch, entry }: Wire, end: fn(Comm)) {
     let body = move || {
         end(comm);
+        if let Err(error) = scratch.settle() {
+            tracing::warn!(%error, "memory that a collective may still use is not given back");
+        }
         drop(scratch);
         drop(entry);
     };

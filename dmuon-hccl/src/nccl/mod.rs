@@ -5,6 +5,10 @@
 //! driver), `safe` (no raw pointers beyond this room), then `lane` (what collectives run on, in
 //! turns), and `join`. The driver is called through `cudarc`. Communicators do not block: every
 //! wait polls, so that it ends when the world fails; `tally` knows how many there are.
+//!
+//! Collectives run on scratch memory, or on memory that is lent, behind a fence: an event that stands
+//! for everything that was on the device when the collective was started. The host waits for their
+//! end in either case, so nothing needs a fence behind them.
 
 mod error;
 mod join;

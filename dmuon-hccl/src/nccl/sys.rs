@@ -1,11 +1,17 @@
 //! NCCL's C interface as far as dmuon calls it: types, constants, and functions found at run time.
-//! Values are those of the public header `nccl.h`, unchanged from 2.18 to 2.32.
+//! Values are those of the public header `nccl.h`, unchanged from 2.18 to 2.32. The driver's is
+//! `cudarc`'s, but for one function.
 
 use crate::dylib::table;
+use cudarc::driver::sys::{CUcontext, CUevent, CUresult};
 use std::{
     ffi::{c_char, c_int, c_uint, c_void},
     ptr::{null, null_mut},
 };
+
+/// `cuCtxRecordEvent`, in drivers since CUDA 12.5. `cudarc` has it only where a build finds no older
+/// toolkit.
+pub(super) type CtxRecordEvent = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
 
 /// `ncclResult_t`.
 pub(super) type Status = c_int;

@@ -1,14 +1,18 @@
 //! What an engine between processes must bring.
 
 use super::course::{Course, Stop};
-use crate::control::GroupId;
-use dmuon_core::{Call, SharedBuffer};
+use crate::{LibraryError, control::GroupId};
+use dmuon_core::{Call, DeviceTransfer, Memory, SharedBuffer};
 use std::fmt::Debug;
 
 /// How an engine moves the data of one group; it lives on the group's thread.
 ///
 /// Its waits go through [`Course::wait`], so that they end when the world fails.
 pub(crate) trait Conduit: Debug + Send + Sized + 'static {
+    /// What collectives on a device's memory run behind; [`Infallible`](std::convert::Infallible)
+    /// where there are none.
+    type Fence: Debug + Send + 'static;
+
     /// Whether the engine could average by itself.
     const NATIVE_AVERAGE: bool;
 
@@ -18,6 +22,11 @@ pub(crate) trait Conduit: Debug + Send + Sized + 'static {
     /// How many ranks the group has.
     fn size(&self) -> usize;
 
+    /// Makes fences on the device whose memory may be used, if there is one.
+    fn fencing(&self) -> Option<Box<dyn Fencing<Self::Fence>>> {
+        None
+    }
+
     /// Runs one collective to its end. The call and its input have been checked; sums are of `f32`
     /// or `f64`, since narrower elements are widened before.
     fn run(
@@ -26,6 +35,17 @@ pub(crate) trait Conduit: Debug + Send + Sized + 'static {
         call: &Call,
         input: Option<SharedBuffer>,
     ) -> Result<Option<SharedBuffer>, Stop>;
+
+    /// Runs one collective on memory of the device to its end, not before the device is past the
+    /// fence. The call, which is as it is [carried out](Call::carried_out), and its buffers have been
+    /// checked. Whatever becomes of it, they are kept until the device is done with them.
+    fn run_on_device(
+        &mut self,
+        course: &Course<'_>,
+        call: &Call,
+        transfer: DeviceTransfer,
+        fence: Self::Fence,
+    ) -> Result<(), Stop>;
 
     /// Every rank's `input`, in group order: for set-up, so it must notice ranks that are gone.
     fn all_gather(
@@ -37,6 +57,15 @@ pub(crate) trait Conduit: Debug + Send + Sized + 'static {
     /// The conduit of the members of `division`, to which this rank belongs. Every rank of the
     /// group is here, with its own division.
     fn split(&mut self, course: &Course<'_>, division: &Division) -> Result<Self, Stop>;
+}
+
+/// Makes fences on a device, for whoever starts collectives on its memory.
+pub(crate) trait Fencing<F>: Debug + Send + Sync {
+    /// Where buffers may live.
+    fn memory(&self) -> Memory;
+
+    /// A fence behind everything that this process has put on the device so far. Does not wait.
+    fn fence(&self) -> Result<F, LibraryError>;
 }
 
 /// One of the groups that a split makes, as one of its members sees it.

@@ -1,13 +1,14 @@
 //! A group of processes as one of them sees it.
 
 use super::{
-    conduit::Conduit,
-    progress::{self, Job, Rig, Shared, Started, Ticket},
+    conduit::{Conduit, Fencing},
+    course::Stop,
+    progress::{self, Freight, Job, Rig, Shared, Started, Ticket},
 };
 use crate::control::{GroupId, Place};
 use dmuon_core::{
-    Call, CallSite, Capabilities, Element, Error, Group, Memory, Op, Pending, Rank, Recorder,
-    Result, SharedBuffer, Work,
+    Call, CallSite, Capabilities, DeviceTransfer, Element, Error, Group, Memory, Op, Pending, Rank,
+    Recorder, Result, SharedBuffer, Work,
 };
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
@@ -16,13 +17,14 @@ use std::{
 
 /// A member of a group of processes.
 #[derive(Debug)]
-pub(super) struct ProcessGroup<C> {
+pub(super) struct ProcessGroup<C: Conduit> {
     shared: Arc<Shared>,
     id: GroupId,
     name: Arc<str>,
     rank: usize,
     ranks: Arc<[Rank]>,
     recorder: Recorder,
+    fencing: Option<Box<dyn Fencing<C::Fence>>>,
     queue: Mutex<Queue<C>>,
 }
 
@@ -43,9 +45,10 @@ impl<C: Conduit> ProcessGroup<C> {
         recorder: Recorder,
     ) -> Result<Arc<Self>> {
         let (shared, ranks, rank) = (rig.shared.clone(), rig.ranks.clone(), rig.conduit.rank());
+        let fencing = rig.conduit.fencing();
         let queue = Queue { jobs: progress::start(rig, name)?, num_calls: 0, num_splits: 0 };
         let (name, queue) = (name.into(), Mutex::new(queue));
-        Ok(Arc::new(Self { shared, id, name, rank, ranks, recorder, queue }))
+        Ok(Arc::new(Self { shared, id, name, rank, ranks, recorder, fencing, queue }))
     }
 
     fn world_rank(&self) -> Rank {
@@ -63,6 +66,37 @@ impl<C: Conduit> ProcessGroup<C> {
         if self.shared.verify && self.ranks.len() > 1 {
             self.shared.member.announce(place, site.clone(), call.clone(), self.ranks.len());
         }
+    }
+
+    /// Numbers, checks and records a call with what `load` brings to it, and puts it at the end of
+    /// the queue. What is wrong with it fails everybody.
+    fn begin(
+        &self,
+        call: Call,
+        load: impl FnOnce(&CallSite) -> Result<Freight<C::Fence>>,
+    ) -> Result<Work> {
+        self.health()?;
+        let mut queue = self.lock();
+        let sequence = queue.num_calls;
+        queue.num_calls += 1;
+        let (site, place) = (self.site(&call, sequence), (self.rank, self.ranks.len()));
+        let checked = load(&site).and_then(|freight| {
+            freight.check(&call, place, self.world_rank(), &site)?;
+            Ok(freight)
+        });
+        let freight = checked.inspect_err(|error| drop(self.shared.member.fail(error.clone())))?;
+        let trace = self.recorder.issue(&call, &self.name, sequence, place);
+        let place = Place { group: self.id, sequence };
+        self.note(place, &site, &call);
+        let at = site.clone();
+        let ticket = match freight {
+            // A group of one gets back what it brought.
+            Freight::Host(input) if self.ranks.len() == 1 => Ticket::with(Ok(input)),
+            freight => self
+                .enqueue(&queue, (place, &site), move |rig| rig.run(&call, (place, &at), freight)),
+        };
+        drop(queue);
+        Ok(Work::new(Box::new(self.in_flight(ticket, place, site)), trace))
     }
 
     /// Puts `work` at the end of the queue; whoever waits gets its result.
@@ -89,6 +123,15 @@ impl<C: Conduit> ProcessGroup<C> {
             ticket.complete(Err(self.shared.member.fail(Error::message(message))));
         }
         ticket
+    }
+
+    /// Fails the group as [`Group::start_on_device`] does where an engine does not have it.
+    fn refuse_device(&self, call: &Call) -> Error {
+        let (name, op, label) = (&self.name, call.op.kind(), &call.label);
+        let text = format!("{name} takes buffers in host memory only: {op}(\"{label}\")");
+        let error = Error::message(text);
+        self.abort(error.clone());
+        error
     }
 
     fn in_flight<T>(&self, ticket: Arc<Ticket<T>>, place: Place, site: CallSite) -> InFlight<T> {
@@ -121,7 +164,7 @@ impl<C: Conduit> Group for ProcessGroup<C> {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            memory: Memory::Host,
+            memory: self.fencing.as_ref().map_or(Memory::Host, |fencing| fencing.memory()),
             shares_memory: false,
             aborts_waits: true,
             native_average: C::NATIVE_AVERAGE,
@@ -149,26 +192,15 @@ impl<C: Conduit> Group for ProcessGroup<C> {
     }
 
     fn start(&self, call: Call, input: Option<SharedBuffer>) -> Result<Work> {
-        self.health()?;
-        let mut queue = self.lock();
-        let sequence = queue.num_calls;
-        queue.num_calls += 1;
-        let (site, place) = (self.site(&call, sequence), (self.rank, self.ranks.len()));
-        let input_bytes = input.as_ref().map(SharedBuffer::len_bytes);
-        call.check(place, input_bytes, self.world_rank(), || site.clone())
-            .inspect_err(|error| drop(self.shared.member.fail(error.clone())))?;
-        let trace = self.recorder.issue(&call, &self.name, sequence, place);
-        let place = Place { group: self.id, sequence };
-        self.note(place, &site, &call);
-        let (at, alone) = (site.clone(), self.ranks.len() == 1);
-        let ticket = if alone {
-            // A group of one gets back what it brought.
-            Ticket::with(Ok(input))
-        } else {
-            self.enqueue(&queue, (place, &site), move |rig| rig.run(&call, (place, &at), input))
-        };
-        drop(queue);
-        Ok(Work::new(Box::new(self.in_flight(ticket, place, site)), trace))
+        self.begin(call, |_| Ok(Freight::Host(input)))
+    }
+
+    fn start_on_device(&self, call: Call, transfer: DeviceTransfer) -> Result<Work> {
+        let Some(fencing) = &self.fencing else { return Err(self.refuse_device(&call)) };
+        self.begin(call, |site| match fencing.fence() {
+            Ok(fence) => Ok(Freight::Device(transfer, fence)),
+            Err(error) => Err(Stop::Library(error).into_error(site, self.rank, &self.ranks)),
+        })
     }
 
     fn health(&self) -> Result<()> {

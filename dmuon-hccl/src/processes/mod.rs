@@ -10,6 +10,8 @@ mod group;
 mod process;
 mod progress;
 
+#[cfg(any(feature = "cuda", feature = "hccl"))]
+pub(crate) use conduit::Fencing;
 pub(crate) use conduit::{Conduit, Division};
 pub(crate) use course::{Course, Stop};
 pub(crate) use process::Opening;

@@ -5,7 +5,7 @@ use super::{
     course::{Course, Stop},
 };
 use crate::control::{GroupId, Member, Place};
-use dmuon_core::{Buffer, BufferPool, Call, CallSite, Element, Error, Rank, SharedBuffer};
+use dmuon_core::{Buffer, BufferPool, Call, CallSite, DeviceTransfer, Error, Rank, SharedBuffer};
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
@@ -43,6 +43,15 @@ pub(super) struct Rig<C> {
     pub(super) conduit: C,
     /// The group's world ranks.
     pub(super) ranks: Arc<[Rank]>,
+}
+
+/// What a rank brings to a collective.
+#[derive(Debug)]
+pub(super) enum Freight<F> {
+    /// Its input, in host memory.
+    Host(Option<SharedBuffer>),
+    /// Memory of the device, and what the device must be past before it is used.
+    Device(DeviceTransfer, F),
 }
 
 /// Where a result is left for whoever waits.
@@ -107,21 +116,49 @@ impl UnderWay {
     }
 }
 
+impl<F> Freight<F> {
+    /// Checks it and the call, before anything is sent, for the rank at `place` of so many.
+    pub(super) fn check(
+        &self,
+        call: &Call,
+        place: (usize, usize),
+        caller: Rank,
+        site: &CallSite,
+    ) -> Result<(), Error> {
+        let at = || site.clone();
+        match self {
+            Self::Host(input) => {
+                call.check(place, input.as_ref().map(SharedBuffer::len_bytes), caller, at)
+            }
+            Self::Device(transfer, _) => transfer.check(&call.carried_out(), place, caller, at),
+        }
+    }
+}
+
 impl<C: Conduit> Rig<C> {
     /// Runs one collective.
     pub(super) fn run(
         &mut self,
         call: &Call,
-        (place, site): (Place, &CallSite),
-        input: Option<SharedBuffer>,
+        at: (Place, &CallSite),
+        freight: Freight<C::Fence>,
     ) -> Result<Option<SharedBuffer>, Error> {
-        if let Some(float) = call.sums_widened() {
-            let wide = Call { element: Element::F32, ..call.clone() };
-            let input = input.map(|input| float.widen(input, &self.shared.pool));
-            let sum = self.run(&wide, (place, site), input)?;
-            return Ok(sum.map(|sum| float.narrow(sum, &self.shared.pool)));
-        }
-        self.travel((place, site), |conduit, course| conduit.run(course, call, input))
+        let carried_out = call.carried_out();
+        let input = match freight {
+            Freight::Host(input) => input,
+            Freight::Device(transfer, fence) => {
+                let run = |conduit: &mut C, course: &Course<'_>| {
+                    conduit.run_on_device(course, &carried_out, transfer, fence)
+                };
+                return self.travel(at, run).map(|()| None);
+            }
+        };
+        let Some(float) = call.sums_widened() else {
+            return self.travel(at, |conduit, course| conduit.run(course, call, input));
+        };
+        let input = input.map(|input| float.widen(input, &self.shared.pool));
+        let sum = self.travel(at, |conduit, course| conduit.run(course, &carried_out, input))?;
+        Ok(sum.map(|sum| float.narrow(sum, &self.shared.pool)))
     }
 
     /// Gathers every rank's color and key, `own` among them, then forms this rank's new group,

@@ -6,6 +6,7 @@ mod again;
 mod canonical;
 #[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
 mod cases;
+mod host_only;
 mod large;
 mod library;
 mod ordered;

@@ -6,9 +6,8 @@
 use crate::again;
 use dmuon_core::{EngineOptions, Rank, Result, World, run_rank};
 use dmuon_hccl::{LaunchSpec, Rendezvous, nccl};
-use libloading::Library;
 use std::{
-    env,
+    env, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
@@ -20,6 +19,9 @@ pub(crate) type Settings<'a> = &'a [(&'a str, &'a str)];
 
 /// The setting that puts another library in the driver's place.
 pub(crate) const DRIVER: &str = "DMUON_TEST_DRIVER";
+
+/// The setting that takes a function away from the doubles.
+pub(crate) const LACKS: &str = "DMUON_TEST_LACKS";
 
 /// Every rank's outcome. The calling thread must have the test's name.
 pub(crate) fn run(
@@ -60,18 +62,6 @@ pub(crate) fn as_rank(
     outcome.and(left)
 }
 
-/// How many pieces of memory, streams and events the doubles' devices have; to be asked by ranks.
-pub(crate) fn num_live() -> usize {
-    let path = env::var_os("DMUON_NCCL_LIB").expect("ranks are told where the double is");
-    // SAFETY: the double runs nothing when it is loaded, which it has been.
-    let double = unsafe { Library::new(path) }.expect("it has been loaded");
-    // SAFETY: the double has this signature for this name.
-    let ask = unsafe { double.get::<unsafe extern "C" fn() -> usize>(b"testdouble_num_live") };
-    let ask = ask.expect("the double has it");
-    // SAFETY: takes nothing.
-    unsafe { ask() }
-}
-
 /// Ranks meet at a file, and each has the device of its number.
 fn spec(rank: usize, num_ranks: usize, folder: &Path) -> LaunchSpec {
     let mut spec = LaunchSpec::new(Rank(rank), num_ranks);
@@ -82,8 +72,12 @@ fn spec(rank: usize, num_ranks: usize, folder: &Path) -> LaunchSpec {
 
 /// The binary, in an environment where the doubles are found by the names of the real ones.
 fn command(folder: &Path, program: &Path, settings: Settings<'_>) -> Command {
-    let double = double(program);
-    let other = settings.iter().find(|(name, _)| *name == DRIVER).map(|(_, path)| Path::new(path));
+    let setting = |wanted| settings.iter().find(|(name, _)| *name == wanted).map(|(_, it)| *it);
+    let double = match setting(LACKS) {
+        Some(function) => without(function, &double(program), folder),
+        None => double(program),
+    };
+    let other = setting(DRIVER).map(Path::new);
     for name in ["libcuda.so", "libcuda.so.1"] {
         let driver = other.unwrap_or(&double);
         symlink(driver, folder.join(name)).expect("the temporary folder is writable");
@@ -94,6 +88,20 @@ fn command(folder: &Path, program: &Path, settings: Settings<'_>) -> Command {
     command.env("LD_LIBRARY_PATH", search.expect("no colons in temporary folders"));
     command.env("DMUON_NCCL_LIB", &double).envs(settings.iter().copied());
     command
+}
+
+/// A copy of the double that lacks a function: the symbol has another name there.
+fn without(function: &str, double: &Path, folder: &Path) -> PathBuf {
+    let mut library = fs::read(double).expect("just built");
+    let symbol = format!("\0{function}\0").into_bytes();
+    let found: Vec<usize> = (0..library.len() - symbol.len())
+        .filter(|at| library[*at..].starts_with(&symbol))
+        .collect();
+    assert!(!found.is_empty(), "the double has no {function}");
+    found.iter().for_each(|at| library[at + 1] = b'_');
+    let copy = folder.join("libdouble.so");
+    fs::write(&copy, library).expect("the temporary folder is writable");
+    copy
 }
 
 /// Cargo builds examples beside tests.

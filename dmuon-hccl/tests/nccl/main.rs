@@ -3,13 +3,17 @@
 
 #[path = "../again/mod.rs"]
 mod again;
+mod by_address;
 #[path = "../../../dmuon-core/tests/conformance/cases/mod.rs"]
 mod cases;
 mod conformance;
+mod device;
 mod doubles;
 mod failures;
+mod fences;
 mod joining;
 mod large;
+mod loans;
 mod protocol;
 #[path = "../../../dmuon-core/tests/conformance/suite.rs"]
 mod suite;

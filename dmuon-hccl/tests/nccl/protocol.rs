@@ -2,7 +2,9 @@
 //! real device.
 
 use crate::{
-    doubles::{self, as_rank, run_each},
+    device,
+    doubles::{as_rank, run_each},
+    loans,
     suite::{self, PATIENCE, input},
 };
 use dmuon_core::{Call, Element, EngineOptions, Error, Op, Result, World};
@@ -14,7 +16,7 @@ use std::{
 };
 
 /// Where the double writes calls down.
-const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
+pub(crate) const JOURNAL: &str = "DMUON_DOUBLE_JOURNAL";
 
 /// A world of two ranks.
 struct Scene<'a> {
@@ -85,6 +87,20 @@ fn messages_go_as_one_and_results_come_down_after_the_mark() {
 }
 
 #[test]
+fn memory_of_the_device_is_used_where_it_is_behind_its_fence() {
+    let scene = Scene { name: "lent", fault: "" };
+    let played = scene.play(|world| loans::all_reduce(&*world.group(), (Element::F32, 8), [8, 8]));
+    for (outcome, calls) in played {
+        outcome.expect("nothing goes wrong");
+        assert_eq!(count(&calls, "cuMemAllocAsync"), 0);
+        let start = calls.iter().position(|call| call == "cuCtxRecordEvent").expect("a fence");
+        let expected = ["cuCtxRecordEvent", "cuStreamWaitEvent", "ncclAllReduce", "cuEventRecord"];
+        assert_eq!(calls[start..start + expected.len()], expected);
+        assert_eq!(count(&calls, "cuMemcpyDtoHAsync"), 0);
+    }
+}
+
+#[test]
 fn communicators_have_ended_in_good_order_when_a_rank_leaves() {
     let scene = Scene { name: "end", fault: "" };
     let played = scene.play(|world| {
@@ -123,11 +139,12 @@ fn nothing_is_left_on_devices_after_a_world() {
             let options = EngineOptions::default().with_deadline(PATIENCE);
             let outcome = as_rank(spec, &options, |world| {
                 let pair = world.group().split(0, world.rank().0, "pair")?;
+                loans::all_reduce(&*pair, (Element::F32, 8), [8, 8])?;
                 let own = input(world.rank().0, 0, 8);
                 suite::run(&*pair, Op::AllReduce, 8, Some(own)).map(drop)
             });
             let since = Instant::now();
-            while doubles::num_live() > 0 {
+            while device::num_live() > 0 {
                 if since.elapsed() > PATIENCE {
                     return Err(Error::message(LEFT_BEHIND));
                 }

@@ -1,5 +1,5 @@
-//! NCCL's collectives on scratch memory: from what goes out to what comes in, in the order of the
-//! stream. They return when they are asked for, not when they are done.
+//! NCCL's collectives on scratch memory, or on what is lent in its place: from what goes out to what
+//! comes in, in the order of the stream. They return when they are asked for, not when they are done.
 
 use super::{Comm, Scratch, comm::int};
 use crate::{LibraryError, nccl::sys};
@@ -39,8 +39,9 @@ impl Comm {
         let from = scratch.outgoing(if self.rank() == root { num_bytes } else { 0 })?;
         let (to, stream) = (scratch.incoming(num_bytes)?, scratch.stream());
         let (broadcast, root) = (self.library.table.ncclBroadcast, int(root));
-        // SAFETY: only the root's outgoing bytes are read, and everybody's incoming bytes written;
-        // scratch memory lives until the stream is past that. The handle is alive while locked.
+        // SAFETY: only the root's outgoing bytes are read, and everybody's incoming bytes written,
+        // the root's unless they are the same; scratch memory lives until the stream is past that.
+        // The handle is alive while locked.
         self.start("ncclBroadcast", |comm| unsafe {
             broadcast(from, to, num_bytes, sys::UINT8, root, comm, stream)
         })

@@ -2,7 +2,7 @@
 
 use crate::{
     Claim, LibraryError, dylib,
-    nccl::{error::NcclJoinError, result::refused},
+    nccl::{error::NcclJoinError, result::refused, sys::CtxRecordEvent},
 };
 use cudarc::driver::{CudaContext, DriverError, sys::CUresult};
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
@@ -12,7 +12,7 @@ use std::{mem, path::PathBuf, sync::Arc};
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// What `cudarc` calls for this room, and panics without.
-const FUNCTIONS: [&str; 21] = [
+const FUNCTIONS: [&str; 22] = [
     "cuInit",
     "cuGetErrorString",
     "cuDeviceGetCount",
@@ -24,6 +24,7 @@ const FUNCTIONS: [&str; 21] = [
     "cuCtxSetCurrent",
     "cuStreamCreate",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
     "cuStreamDestroy_v2",
     "cuEventCreate",
     "cuEventRecord",
@@ -36,10 +37,15 @@ const FUNCTIONS: [&str; 21] = [
     "cuMemcpyDtoHAsync_v2",
 ];
 
+/// What records everything that is in a context, by the name that the driver has for it.
+const RECORD: &[u8] = b"cuCtxRecordEvent";
+
 /// A device, through its primary context, which Burn's tensors on it share.
 #[derive(Clone, Debug)]
 pub(in crate::nccl) struct Device {
     pub(super) context: Arc<CudaContext>,
+    /// None in drivers before CUDA 12.5.
+    pub(super) record: Option<CtxRecordEvent>,
 }
 
 impl Device {
@@ -48,7 +54,7 @@ impl Device {
     /// # Errors
     /// There is no driver, or too few devices, or nobody knows the local rank.
     pub(in crate::nccl) fn open(claim: &Claim) -> Result<Self, NcclJoinError> {
-        find_driver()?;
+        let record = find_driver()?;
         let num_devices = match CudaContext::device_count() {
             Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
             counted => counted.map_err(refused("cuDeviceGetCount"))?,
@@ -62,7 +68,10 @@ impl Device {
         // SAFETY: every buffer of this room stays on the stream that it was made on, which orders
         // what happens to it.
         unsafe { context.disable_event_tracking() };
-        Ok(Self { context })
+        if record.is_none() {
+            tracing::info!("the driver is older than CUDA 12.5: buffers go through host memory");
+        }
+        Ok(Self { context, record })
     }
 
     /// Makes the device that of the calling thread, as the library looks there.
@@ -71,8 +80,9 @@ impl Device {
     }
 }
 
-/// Loads the driver, for good: `cudarc` would panic without it, or without a function of it.
-fn find_driver() -> Result<(), NcclJoinError> {
+/// Loads the driver, for good: `cudarc` would panic without it, or without a function of it. Returns
+/// what newer ones have.
+fn find_driver() -> Result<Option<CtxRecordEvent>, NcclJoinError> {
     let candidates = NAMES.iter().map(PathBuf::from).collect();
     // SAFETY: the driver's library is trusted.
     let found = unsafe { dylib::open(candidates, RTLD_NOW | RTLD_LOCAL) };
@@ -83,6 +93,11 @@ fn find_driver() -> Result<(), NcclJoinError> {
     };
     let missing = FUNCTIONS.iter().find(lacks);
     let complaint = missing.map(|name| format!("{} (it lacks {name})", path.display()));
+    // SAFETY: the driver has this signature for this name, and is never unloaded.
+    let record = unsafe { driver.get::<CtxRecordEvent>(RECORD) }.ok().map(|record| *record);
     mem::forget(driver);
-    complaint.map_or(Ok(()), |complaint| Err(NcclJoinError::NoDriver { tried: vec![complaint] }))
+    match complaint {
+        Some(complaint) => Err(NcclJoinError::NoDriver { tried: vec![complaint] }),
+        None => Ok(record),
+    }
 }

@@ -4,6 +4,7 @@
 mod collectives;
 mod comm;
 mod device;
+mod fence;
 mod library;
 mod scratch;
 mod splitting;
@@ -12,6 +13,7 @@ mod unique_id;
 pub(super) use collectives::Summand;
 pub(super) use comm::Comm;
 pub(super) use device::Device;
+pub(super) use fence::Fence;
 pub(super) use library::Library;
 pub(super) use scratch::Scratch;
 pub(super) use splitting::Splitting;

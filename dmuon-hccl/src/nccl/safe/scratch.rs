@@ -1,10 +1,12 @@
-//! A stream, and memory on the device that is only used in the order of that stream.
+//! A stream, and memory on the device that is only used in the order of that stream: its own, or lent.
 
-use super::Device;
+use super::{Device, Fence};
 use crate::{LibraryError, nccl::result::refused};
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use dmuon_core::{DeviceBuffer, DeviceTransfer};
 use std::{
     ffi::c_void,
+    mem::ManuallyDrop,
     ptr::{with_exposed_provenance, with_exposed_provenance_mut},
     sync::Arc,
 };
@@ -14,12 +16,17 @@ const STEP_BYTES: usize = 64 << 10;
 
 /// A stream with room for what goes out and for what comes in.
 ///
-/// Invariant: both rooms belong to the stream and are freed in its order, so what was put on the
-/// stream may use them until it is done, whatever becomes of this.
+/// Invariant: both rooms belong to the stream and are freed in its order, and memory that is lent is
+/// given back only when the stream is past it. So what was put on the stream may use them until it
+/// is done, whatever becomes of this.
 #[derive(Debug)]
 pub(in crate::nccl) struct Scratch {
     outgoing: Option<CudaSlice<u8>>,
     incoming: Option<CudaSlice<u8>>,
+    /// What is used in place of the two, by what is put on the stream next.
+    lent: Option<ManuallyDrop<DeviceTransfer>>,
+    /// What was lent to what is before the mark.
+    in_use: Option<ManuallyDrop<DeviceTransfer>>,
     mark: CudaEvent,
     stream: Arc<CudaStream>,
 }
@@ -29,7 +36,7 @@ impl Scratch {
     pub(in crate::nccl) fn new(device: &Device) -> Result<Self, LibraryError> {
         let stream = device.context.new_stream().map_err(refused("cuStreamCreate"))?;
         let mark = device.context.new_event(None).map_err(refused("cuEventCreate"))?;
-        Ok(Self { outgoing: None, incoming: None, mark, stream })
+        Ok(Self { outgoing: None, incoming: None, lent: None, in_use: None, mark, stream })
     }
 
     /// Copies `bytes` to the device, and waits for that alone: there must be nothing on the stream.
@@ -49,24 +56,66 @@ impl Scratch {
         self.stream.synchronize().map_err(refused("cuStreamSynchronize"))
     }
 
+    /// Lets the stream wait for `fence`, then use `transfer` in place of rooms of its own: until the
+    /// [mark](Self::mark), past which it is given back. Nothing else is lent.
+    pub(in crate::nccl) fn lend(
+        &mut self,
+        transfer: DeviceTransfer,
+        fence: &Fence,
+    ) -> Result<(), LibraryError> {
+        assert!(self.lent.is_none() && self.in_use.is_none(), "there is one call at a time");
+        self.stream.wait(&fence.0).map_err(refused("cuStreamWaitEvent"))?;
+        self.lent = Some(ManuallyDrop::new(transfer));
+        Ok(())
+    }
+
     /// Marks what is on the stream so far.
-    pub(in crate::nccl) fn mark(&self) -> Result<(), LibraryError> {
-        self.mark.record(&self.stream).map_err(refused("cuEventRecord"))
+    pub(in crate::nccl) fn mark(&mut self) -> Result<(), LibraryError> {
+        self.mark.record(&self.stream).map_err(refused("cuEventRecord"))?;
+        if let Some(lent) = self.lent.take() {
+            self.in_use = Some(lent);
+        }
+        Ok(())
     }
 
     /// Whether the stream is past the mark.
-    pub(in crate::nccl) fn is_past_mark(&self) -> Result<bool, LibraryError> {
-        self.mark.try_is_complete().map_err(refused("cuEventQuery"))
+    pub(in crate::nccl) fn is_past_mark(&mut self) -> Result<bool, LibraryError> {
+        let is_past = self.mark.try_is_complete().map_err(refused("cuEventQuery"))?;
+        if is_past {
+            drop(self.in_use.take().map(ManuallyDrop::into_inner));
+        }
+        Ok(is_past)
     }
 
-    /// The first of `num_bytes` bytes of what goes out, room being made if need be.
+    /// Waits for what uses memory that is lent, if there is any, and gives it back. Without this, or
+    /// if the driver cannot tell, it stays lent for ever.
+    pub(in crate::nccl) fn settle(&mut self) -> Result<(), LibraryError> {
+        if self.lent.is_some() || self.in_use.is_some() {
+            self.stream.synchronize().map_err(refused("cuStreamSynchronize"))?;
+            let lent = [self.lent.take(), self.in_use.take()];
+            drop(lent.map(|lent| lent.map(ManuallyDrop::into_inner)));
+        }
+        Ok(())
+    }
+
+    /// The first of `num_bytes` bytes of what goes out, room being made if need be. If memory is lent
+    /// and nothing goes out, it is what comes in.
     pub(super) fn outgoing(&mut self, num_bytes: usize) -> Result<*const c_void, LibraryError> {
+        if let Some(lent) = &self.lent {
+            let place = address(lent.input.as_ref().or(lent.output.as_ref()), num_bytes);
+            return Ok(with_exposed_provenance(place));
+        }
         let room = make_room(&mut self.outgoing, &self.stream, num_bytes)?;
         Ok(with_exposed_provenance(room.device_ptr(&self.stream).0 as usize))
     }
 
-    /// The first of `num_bytes` bytes of what comes in, room being made if need be.
+    /// The first of `num_bytes` bytes of what comes in, room being made if need be. If memory is lent
+    /// and nothing comes in, it is what goes out, which stays as it is.
     pub(super) fn incoming(&mut self, num_bytes: usize) -> Result<*mut c_void, LibraryError> {
+        if let Some(lent) = &self.lent {
+            let place = address(lent.output.as_ref().or(lent.input.as_ref()), num_bytes);
+            return Ok(with_exposed_provenance_mut(place));
+        }
         let room = make_room(&mut self.incoming, &self.stream, num_bytes)?;
         Ok(with_exposed_provenance_mut(room.device_ptr_mut(&self.stream).0 as usize))
     }
@@ -74,6 +123,13 @@ impl Scratch {
     pub(super) fn stream(&self) -> *mut c_void {
         self.stream.cu_stream().cast()
     }
+}
+
+/// Where lent memory begins, which has at least `num_bytes` bytes.
+fn address(buffer: Option<&DeviceBuffer>, num_bytes: usize) -> usize {
+    let buffer = buffer.expect("every rank has a buffer in a collective that moves something");
+    assert!(num_bytes <= buffer.len_bytes(), "buffers are checked when a collective is started");
+    buffer.address() as usize
 }
 
 /// The memory, replaced if it is smaller than `num_bytes`.

@@ -45,7 +45,7 @@ pub(crate) struct Comm {
     pub(crate) device: i32,
     state: Mutex<State>,
     is_aborted: AtomicBool,
-    /// What is on streams and not done.
+    /// What streams are at.
     num_running: AtomicUsize,
 }
 
@@ -194,8 +194,8 @@ impl Comm {
     /// The collective as something to put on a stream.
     pub(crate) fn task(self: &Arc<Self>, number: u64, operation: Operation) -> Task {
         let comm = self.clone();
-        self.num_running.fetch_add(1, Ordering::AcqRel);
         Box::new(move || {
+            comm.num_running.fetch_add(1, Ordering::AcqRel);
             let given_up = || comm.is_aborted.load(Ordering::Acquire);
             comm.clique.collective((number, comm.rank), operation, given_up);
             comm.num_running.fetch_sub(1, Ordering::AcqRel);
@@ -205,8 +205,8 @@ impl Comm {
     /// Messages that go at once, as something to put on a stream.
     pub(crate) fn exchange(self: &Arc<Self>, messages: Vec<Message>) -> Task {
         let comm = self.clone();
-        self.num_running.fetch_add(1, Ordering::AcqRel);
         Box::new(move || {
+            comm.num_running.fetch_add(1, Ordering::AcqRel);
             for message in &messages {
                 if let Message::Send { to, bytes } = *message {
                     comm.clique.send(comm.rank, to, bytes.read());
@@ -233,12 +233,11 @@ impl Comm {
         count(&mut self.lock().num_splits)
     }
 
-    /// Lets everything on streams give up, and waits for that.
+    /// Lets everything on streams give up, and waits for what they are at: not for what is behind
+    /// something else there.
     pub(crate) fn abort(&self) {
         self.is_aborted.store(true, Ordering::Release);
-        if let Some(Pending::Launch(tasks)) = self.lock().pending.take() {
-            self.num_running.fetch_sub(tasks.len(), Ordering::AcqRel);
-        }
+        self.lock().pending = None;
         while self.num_running.load(Ordering::Acquire) > 0 {
             thread::sleep(Duration::from_millis(1));
         }

@@ -3,8 +3,8 @@
 use crate::{
     journal, live,
     memory::{self, Span},
-    settings,
-    stream::{Event, Stream},
+    settings::{self, Fault},
+    stream::{self, Event, Stream},
 };
 use std::{
     cell::Cell,
@@ -20,6 +20,7 @@ const NO_DEVICE: Status = 100;
 const INVALID_DEVICE: Status = 101;
 const INVALID_CONTEXT: Status = 201;
 const NOT_READY: Status = 600;
+const CAPTURE_UNSUPPORTED: Status = 900;
 
 thread_local! {
     /// The calling thread's context: 0 for none, else one more than its device.
@@ -100,7 +101,18 @@ extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamCreate(handle: *mut *mut c_void, _flags: c_uint) -> Status {
     live::make();
-    fill(handle, Box::into_raw(Box::new(Stream::new())).cast())
+    fill(handle, Box::into_raw(Box::new(Stream::of(current_device()))).cast())
+}
+
+/// Of all that comes to the stream later, the first waits for what was recorded last.
+#[unsafe(no_mangle)]
+extern "C" fn cuStreamWaitEvent(handle: *mut c_void, event: *mut c_void, _flags: c_uint) -> Status {
+    journal::note("cuStreamWaitEvent");
+    // SAFETY: the caller's event is alive.
+    let mark = unsafe { &*event.cast::<Event>() }.mark();
+    // SAFETY: the caller's stream is alive.
+    unsafe { stream(handle) }.push(move || mark.wait());
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -113,7 +125,7 @@ extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
     // SAFETY: from `cuStreamCreate`, and the caller has no more use for it.
-    drop(unsafe { Box::from_raw(handle.cast::<Stream>()) });
+    unsafe { Box::from_raw(handle.cast::<Stream>()) }.end();
     live::give_back();
     SUCCESS
 }
@@ -130,7 +142,21 @@ extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
     // SAFETY: the caller's event is alive.
     let event = unsafe { &*event.cast::<Event>() };
     // SAFETY: the caller's stream is alive.
-    event.record(&unsafe { stream(handle) });
+    event.record(&[unsafe { stream(handle) }]);
+    SUCCESS
+}
+
+/// Records what is on any stream of the context.
+#[unsafe(no_mangle)]
+extern "C" fn cuCtxRecordEvent(context: *mut c_void, event: *mut c_void) -> Status {
+    let device = context.expose_provenance() as i32 - 1;
+    journal::note_on(device, "cuCtxRecordEvent");
+    if device == 1 && settings::fault() == Fault::Capture {
+        return CAPTURE_UNSUPPORTED;
+    }
+    // SAFETY: the caller's event is alive.
+    let event = unsafe { &*event.cast::<Event>() };
+    event.record(&stream::all_of(device));
     SUCCESS
 }
 
@@ -151,6 +177,7 @@ extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAllocAsync(start: *mut u64, num_bytes: usize, _stream: *mut c_void) -> Status {
+    journal::note("cuMemAllocAsync");
     match current_device() {
         -1 => INVALID_CONTEXT,
         device => fill(start, memory::allocate(num_bytes, device) as u64),
@@ -231,6 +258,7 @@ extern "C" fn cuGetErrorString(status: Status, text: *mut *const c_char) -> Stat
         INVALID_DEVICE => c"invalid device ordinal",
         INVALID_CONTEXT => c"invalid device context",
         NOT_READY => c"device not ready",
+        CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
         _ => c"invalid argument",
     };
     fill(text, known.as_ptr())

@@ -14,8 +14,13 @@ static JOURNAL: LazyLock<Option<Mutex<File>>> = LazyLock::new(|| {
 
 /// Writes down that the calling thread's device does something.
 pub(crate) fn note(what: &str) {
+    note_on(driver::current_device(), what);
+}
+
+/// Writes down that a device does something.
+pub(crate) fn note_on(device: i32, what: &str) {
     if let Some(journal) = &*JOURNAL {
-        let line = format!("{} {what}\n", driver::current_device());
+        let line = format!("{device} {what}\n");
         let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
         journal.write_all(line.as_bytes()).expect("the journal can be written");
     }

@@ -4,8 +4,10 @@
 //! nothing about speed.
 //!
 //! It is stricter than the real ones: a communicator is in progress for a few looks after every call
-//! and refuses others meanwhile, and pointers must lie in the memory of the right device.
-//! [`settings`] tells what the environment may ask for.
+//! and refuses others meanwhile, and pointers must lie in the memory of the right device, if they lie
+//! in any that it has made: others are taken as they are, so that a test may lend the host's.
+//! [`settings`] tells what the environment may ask for, [`owner`] what tests do as whoever else has
+//! memory and work on the device.
 
 #![expect(unsafe_code, reason = "its callers speak C")]
 
@@ -17,5 +19,6 @@ mod live;
 mod memory;
 mod nccl;
 mod operation;
+mod owner;
 mod settings;
 mod stream;

@@ -44,13 +44,16 @@ pub(crate) fn free(start: usize) -> bool {
 }
 
 impl Span {
-    /// Whether all of it is memory of the device.
+    /// Whether all of it is memory of the device: in one allocation there, or in none at all.
     pub(crate) fn is_on(self, device: i32) -> bool {
-        let list = lock();
-        let found = list.range(..=self.start).next_back();
-        found.is_some_and(|(start, found)| {
-            found.device == device && self.start + self.num_bytes <= start + found.num_bytes
-        })
+        let (end, list) = (self.start + self.num_bytes, lock());
+        let touched = list.range(..end.max(self.start + 1)).next_back();
+        match touched.filter(|(start, found)| self.start < **start + found.num_bytes) {
+            Some((start, found)) => {
+                found.device == device && *start <= self.start && end <= start + found.num_bytes
+            }
+            None => self.start != 0,
+        }
     }
 
     /// A copy of the bytes.

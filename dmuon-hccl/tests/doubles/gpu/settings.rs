@@ -25,12 +25,15 @@ pub(crate) enum Fault {
     Refusal,
     /// Device 1 loses a peer in every all-reduce.
     LostPeer,
+    /// Device 1 records no contexts.
+    Capture,
 }
 
 pub(crate) fn fault() -> Fault {
     match env::var("DMUON_DOUBLE_FAULT").as_deref() {
         Ok("refusal") => Fault::Refusal,
         Ok("lost-peer") => Fault::LostPeer,
+        Ok("capture") => Fault::Capture,
         _ => Fault::Nothing,
     }
 }
