@@ -27,8 +27,9 @@ impl DeviceBuffer {
     /// # Safety
     /// As long as `lender` lives, the `len_bytes` bytes at `address` must be memory of the device
     /// that [`Capabilities::memory`](crate::Capabilities::memory) of every group names that this is
-    /// handed to. Until a collective is done, or has failed and every handle to its buffers is gone,
-    /// nobody else may write its input, or read or write its output.
+    /// handed to, aligned to the elements, and an input must not overlap an output. Until a collective
+    /// is done, or has failed and every handle to its buffers is gone, nobody else may write its
+    /// input, or read or write its output.
     #[allow(unsafe_code, reason = "what an engine does with a wrong address is undefined")]
     pub unsafe fn new(address: u64, len_bytes: usize, lender: Arc<dyn Any + Send + Sync>) -> Self {
         Self { address, len_bytes, lender }

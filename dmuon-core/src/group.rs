@@ -65,10 +65,15 @@ pub trait Group: Send + Sync + Debug {
     /// group.
     fn start_on_device(&self, call: Call, transfer: DeviceTransfer) -> Result<Work> {
         drop(transfer);
+        Err(self.refuse_device(&call))
+    }
+
+    /// Fails the group over a call on memory of a device, which its engine does not take.
+    fn refuse_device(&self, call: &Call) -> Error {
         let text = format!("{} takes buffers in host memory only: {}", self.name(), call.brief());
         let error = Error::message(text);
         self.abort(error.clone());
-        Err(error)
+        error
     }
 
     /// Whether the group still works.

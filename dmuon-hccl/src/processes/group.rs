@@ -125,15 +125,6 @@ impl<C: Conduit> ProcessGroup<C> {
         ticket
     }
 
-    /// Fails the group as [`Group::start_on_device`] does where an engine does not have it.
-    fn refuse_device(&self, call: &Call) -> Error {
-        let (name, op, label) = (&self.name, call.op.kind(), &call.label);
-        let text = format!("{name} takes buffers in host memory only: {op}(\"{label}\")");
-        let error = Error::message(text);
-        self.abort(error.clone());
-        error
-    }
-
     fn in_flight<T>(&self, ticket: Arc<Ticket<T>>, place: Place, site: CallSite) -> InFlight<T> {
         let (shared, members) = (self.shared.clone(), self.ranks.clone());
         InFlight { shared, ticket, place, site, members }
