@@ -54,8 +54,8 @@
 //! # Features
 //!
 //! They only add. `mpi`, `cuda`, `hccl`: ranks as processes, over MPI, NCCL or HCCL. `wgpu`, `cuda`:
-//! models on devices of Burn's Cube backend, whose weights and gradients travel through host memory.
-//! `fusion`: Burn fuses operations there.
+//! models on devices of Burn's Cube backend, whose weights and gradients travel through host memory
+//! unless the engine takes that of the device, as NCCL does. `fusion`: Burn fuses operations there.
 #![forbid(unsafe_code)]
 
 /// The README's program, compiled and run.
