@@ -1,6 +1,7 @@
 //! A test double of an engine that takes a device's memory: nobody here has a GPU. It takes that of
 //! wgpu's devices, at made-up addresses, and moves it through the ranks on threads.
 
+use super::Loan;
 use crate::{Dedicate, FullyShard, Hooked, MuonConfig, Result};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -12,7 +13,6 @@ use dmuon_core::{
     Rank, Recorder, SharedBuffer, Work, World,
 };
 use dmuon_partition::Mode;
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -31,18 +31,19 @@ struct Loans {
 }
 
 /// Ends a loan when dropped.
-struct Loan(u64);
+struct Lender(u64);
 
 /// Lends a tensor's memory.
-pub(super) fn address(tensor: &CubeTensor) -> (u64, Arc<dyn Any + Send + Sync>) {
+pub(super) fn loan(tensor: CubeTensor) -> Loan {
     let mut loans = loans();
     loans.last += 1;
     let address = loans.last;
-    loans.tensors.insert(address, tensor.clone());
-    (address, Arc::new(Loan(address)))
+    let room = tensor.handle.size_in_used();
+    loans.tensors.insert(address, tensor);
+    Loan { address, room, lender: Arc::new(Lender(address)) }
 }
 
-impl Drop for Loan {
+impl Drop for Lender {
     fn drop(&mut self) {
         let ended = loans().tensors.remove(&self.0);
         drop(ended);

@@ -1,6 +1,7 @@
 //! Memory of tensors, lent to engines by its address.
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(test)]
+#[cfg(feature = "wgpu")]
 mod double;
 
 use crate::error::Error;
@@ -12,8 +13,14 @@ use dmuon_core::{DeviceBuffer, Group, Memory, Result};
 use std::any::Any;
 use std::sync::Arc;
 
-/// Keeps memory where it is.
-type Lender = Arc<dyn Any + Send + Sync>;
+/// Memory of a device.
+struct Loan {
+    address: u64,
+    /// Its length in bytes.
+    room: u64,
+    /// Keeps it where it is.
+    lender: Arc<dyn Any + Send + Sync>,
+}
 
 /// Whether the group's engine takes memory of `device`.
 pub(super) fn is_taken(device: &CubeDevice, group: &dyn Group) -> bool {
@@ -33,11 +40,15 @@ pub(super) fn is_taken(device: &CubeDevice, group: &dyn Group) -> bool {
 /// An operation that was to write there has failed.
 pub(super) fn lend(tensor: &FloatTensor<Cube>) -> Result<DeviceBuffer> {
     let num_bytes = tensor.shape().num_elements() * tensor.dtype().size();
-    let tensor = resolved(tensor.clone());
-    let (address, lender) = match num_bytes {
-        0 => (0, Arc::new(()) as Lender),
-        _ => address(&tensor, num_bytes).map_err(|cause| Error::Lend { cause })?,
+    let loan = match num_bytes {
+        0 => Loan { address: 0, room: 0, lender: Arc::new(()) },
+        _ => loan(resolved(tensor.clone())).map_err(|cause| Error::Lend { cause })?,
     };
+    let Loan { address, room, lender } = loan;
+    if room < num_bytes as u64 {
+        let cause = format!("there are {room} bytes where {num_bytes} were expected");
+        return Err(Error::Lend { cause }.into());
+    }
     // SAFETY: the memory is that of the device, which is checked before, and stays where it is while
     // its lender lives. Packs are written when they are made, and not read before they have arrived.
     Ok(unsafe { DeviceBuffer::new(address, num_bytes, lender) })
@@ -54,25 +65,25 @@ fn resolved(tensor: FloatTensor<Cube>) -> CubeTensor {
     tensor
 }
 
-/// Where the tensor's `num_bytes` bytes are, and what keeps them there.
+/// Finds the tensor's memory.
+fn loan(tensor: CubeTensor) -> std::result::Result<Loan, String> {
+    match &tensor.device {
+        #[cfg(feature = "cuda")]
+        CubeDevice::Cuda(_) => cuda_loan(tensor),
+        #[cfg(all(test, feature = "wgpu"))]
+        CubeDevice::Wgpu(_) => Ok(double::loan(tensor)),
+        device => Err(format!("memory of {device:?} has no address")),
+    }
+}
+
 #[cfg(feature = "cuda")]
-fn address(tensor: &CubeTensor, num_bytes: usize) -> std::result::Result<(u64, Lender), String> {
+fn cuda_loan(tensor: CubeTensor) -> std::result::Result<Loan, String> {
     use burn_cubecl::cubecl::{__private::Runtime, cuda::CudaRuntime};
     use std::sync::Mutex;
     let handle = tensor.handle.clone();
+    // This waits until the operations before have been put on the device, too.
     let resource = tensor.client.get_resource::<<CudaRuntime as Runtime>::Server>(handle);
     let resource = resource.map_err(|error| error.to_string())?;
     let (address, room) = (resource.resource().ptr, resource.resource().size);
-    if room < num_bytes as u64 {
-        return Err(format!("it has {room} bytes where {num_bytes} were expected"));
-    }
-    Ok((address, Arc::new(Mutex::new((resource, tensor.clone())))))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn address(tensor: &CubeTensor, _: usize) -> std::result::Result<(u64, Lender), String> {
-    #[cfg(all(test, feature = "wgpu"))]
-    return Ok(double::address(tensor));
-    #[cfg(not(all(test, feature = "wgpu")))]
-    Err(format!("memory of {:?} has no address", tensor.device))
+    Ok(Loan { address, room, lender: Arc::new(Mutex::new((resource, tensor))) })
 }
