@@ -1,6 +1,6 @@
 //! Memory of a device, as the backend that has it lends it to an engine.
 
-use crate::{Call, CallSite, Error, Op, Rank, Result};
+use crate::{Call, CallSite, Error, Rank, Result};
 use std::{any::Any, fmt, sync::Arc};
 
 /// Memory of a device that an engine may use by its address. Clones are the same memory.
@@ -16,8 +16,8 @@ pub struct DeviceBuffer {
 pub struct DeviceTransfer {
     /// What this rank sends, on the ranks [`Call::input_bytes`] says.
     pub input: Option<DeviceBuffer>,
-    /// Where what it receives goes, on the ranks [`Call::output_bytes`] says; but a broadcast's root
-    /// needs none.
+    /// Where what it receives goes, on the ranks [`Call::output_bytes`] says. There is none where the
+    /// result is the input as it is: on a broadcast's root, and on a rank that is alone in its group.
     pub output: Option<DeviceBuffer>,
 }
 
@@ -70,10 +70,7 @@ impl DeviceTransfer {
         let num_bytes =
             |buffer: &Option<DeviceBuffer>| buffer.as_ref().map(DeviceBuffer::len_bytes);
         call.check((rank, size), num_bytes(&self.input), caller, &at)?;
-        let expected = match call.op == (Op::Broadcast { root: rank }) {
-            true => None,
-            false => call.output_bytes(rank, size),
-        };
+        let expected = call.output_bytes(rank, size).filter(|_| !call.returns_input(rank, size));
         let actual = num_bytes(&self.output);
         match expected == actual {
             true => Ok(()),

@@ -333,7 +333,8 @@ impl<'a> Shape<'a> {
         {
             self.pieces(slot, |piece| taken.push(piece.at));
         }
-        taken.sort_unstable_by_key(|range| range.start);
+        // Empty slots begin where their neighbours do.
+        taken.sort_unstable_by_key(|range| (range.start, range.end));
         let ends = taken.iter().map(|range| range.end);
         let starts = taken.iter().map(|range| range.start);
         let gaps = [0].into_iter().chain(ends).zip(starts.chain([self.input_elems()]));
@@ -352,6 +353,7 @@ impl<'a> Shape<'a> {
 mod tests {
     use super::*;
     use crate::{Buffer, EngineOptions, HostMemory, Lease, PackView, SharedBuffer, World};
+    use proptest::prelude::*;
 
     #[derive(Clone, Debug)]
     struct Plain(Lease);
@@ -404,6 +406,31 @@ mod tests {
             let (average, presence) = memory.average(part, shape.lanes(), 2.0, scale).unwrap();
             assert_eq!(presence, [1.0, 0.0, 1.0]);
             assert_eq!(average.buffer().as_f32()[16..18], expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn gaps_are_what_is_neither_lane_nor_present(
+            slots in prop::collection::vec((0usize..40, any::<bool>()), 0..40),
+            num_parts in 1usize..5,
+            sharded in any::<bool>(),
+        ) {
+            let named = |(i, (num_elems, _)): (usize, &(usize, bool))| {
+                (format!("p{i}").into(), vec![*num_elems])
+            };
+            let layout = PackedLayout::new(slots.iter().enumerate().map(named), []);
+            let holder = if sharded { Holder::Shards } else { Holder::Everyone };
+            let shape = Shape::new(holder, &layout, num_parts);
+            let present: Vec<bool> = slots.iter().map(|(_, present)| *present).collect();
+            let mut is_gap = vec![true; shape.input_elems()];
+            shape.all_lanes().into_iter().for_each(|lanes| is_gap[lanes].fill(false));
+            for (slot, present) in layout.gradient_slots().iter().zip(&present) {
+                shape.pieces(slot, |piece| if *present { is_gap[piece.at].fill(false) });
+            }
+            let mut found = vec![false; shape.input_elems()];
+            shape.gaps(&present).into_iter().for_each(|gap| found[gap].fill(true));
+            prop_assert_eq!(found, is_gap);
         }
     }
 }

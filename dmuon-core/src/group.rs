@@ -253,6 +253,11 @@ impl Call {
         }
     }
 
+    /// Whether `rank` of a group of `size` gets back what it brings.
+    pub fn returns_input(&self, rank: usize, size: usize) -> bool {
+        size == 1 || self.op == (Op::Broadcast { root: rank })
+    }
+
     /// How many parts count as `rank`'s traffic in a group of `size`: received by a broadcast or
     /// all-gather, else sent. An all-reduce counts as a reduce to rank 0 and a broadcast from it.
     pub(crate) fn traffic_parts(&self, rank: usize, size: usize) -> u64 {

@@ -6,6 +6,13 @@ use std::sync::Arc;
 /// Elements per 64-byte line of `f32`: every slot starts on a line.
 pub const LINE_ELEMS: usize = 16;
 
+/// Elements per line of slots that are [wide](WIDE_SLOT_ELEMS): 512 bytes in half precision, which is
+/// what Burn wants on CUDA of memory that is to be seen as a tensor without a copy.
+pub const WIDE_LINE_ELEMS: usize = 256;
+
+/// From so many elements on a slot is wide: whatever lines cost it is under a percent.
+pub const WIDE_SLOT_ELEMS: usize = 1 << 15;
+
 /// One parameter's place in a packed buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -13,7 +20,8 @@ pub struct Slot {
     pub name: Arc<str>,
     /// The parameter's own shape.
     pub shape: Vec<usize>,
-    /// First element in the buffer; a multiple of [`LINE_ELEMS`].
+    /// First element in the buffer; a multiple of [`LINE_ELEMS`], or of [`WIDE_LINE_ELEMS`] if the
+    /// slot has [so many](WIDE_SLOT_ELEMS) elements.
     pub offset: usize,
     /// Number of elements.
     pub num_elems: usize,
@@ -27,6 +35,9 @@ impl Slot {
 }
 
 /// The layout of one packed buffer of `f32`.
+///
+/// A layout with a wide slot also ends on a wide line, as do its gradients and its
+/// [parts](crate::ShardLayout).
 ///
 /// Trainable parameters come first. A gradient buffer has their slots only, followed by one *lane*
 /// each: the number of ranks whose backward produced a gradient for it.
@@ -46,7 +57,9 @@ impl Slot {
 pub struct PackedLayout {
     slots: Vec<Slot>,
     num_trainable: usize,
-    weight_elems: usize,
+    /// Where the last slot's line ends.
+    end: usize,
+    line_elems: usize,
 }
 
 impl PackedLayout {
@@ -55,7 +68,8 @@ impl PackedLayout {
         trainable: impl IntoIterator<Item = (Arc<str>, Vec<usize>)>,
         frozen: impl IntoIterator<Item = (Arc<str>, Vec<usize>)>,
     ) -> Self {
-        let mut layout = Self { slots: Vec::new(), num_trainable: 0, weight_elems: 0 };
+        let mut layout =
+            Self { slots: Vec::new(), num_trainable: 0, end: 0, line_elems: LINE_ELEMS };
         trainable.into_iter().for_each(|parameter| layout.push(parameter));
         layout.num_trainable = layout.slots.len();
         frozen.into_iter().for_each(|parameter| layout.push(parameter));
@@ -64,8 +78,14 @@ impl PackedLayout {
 
     fn push(&mut self, (name, shape): (Arc<str>, Vec<usize>)) {
         let num_elems = shape.iter().product();
-        self.slots.push(Slot { name, shape, offset: self.weight_elems, num_elems });
-        self.weight_elems += to_line(num_elems);
+        let line_elems = match num_elems {
+            WIDE_SLOT_ELEMS.. => WIDE_LINE_ELEMS,
+            _ => LINE_ELEMS,
+        };
+        self.line_elems = self.line_elems.max(line_elems);
+        let offset = self.end.next_multiple_of(line_elems);
+        self.slots.push(Slot { name, shape, offset, num_elems });
+        self.end = offset + num_elems.next_multiple_of(line_elems);
     }
 
     /// All slots, in buffer order.
@@ -90,23 +110,24 @@ impl PackedLayout {
 
     /// Elements of the weight buffer, alignment padding included.
     pub fn weight_elems(&self) -> usize {
-        self.weight_elems
+        self.to_line(self.end)
     }
 
     /// Elements of the gradient buffer: padding and presence lanes included.
     pub fn gradient_elems(&self) -> usize {
-        self.lanes().start + to_line(self.num_trainable)
+        self.lanes().start + self.to_line(self.num_trainable)
     }
 
     /// Where the presence lanes lie in the gradient buffer, one element per gradient slot.
     pub fn lanes(&self) -> Range<usize> {
-        let start = self.gradient_slots().last().map_or(0, |slot| to_line(slot.range().end));
+        let start = self.gradient_slots().last().map_or(0, |slot| self.to_line(slot.range().end));
         start..start + self.num_trainable
     }
-}
 
-pub(crate) fn to_line(num_elems: usize) -> usize {
-    num_elems.next_multiple_of(LINE_ELEMS)
+    /// So many elements and what fills up the last line.
+    pub(crate) fn to_line(&self, num_elems: usize) -> usize {
+        num_elems.next_multiple_of(self.line_elems)
+    }
 }
 
 #[cfg(test)]
@@ -116,8 +137,11 @@ mod tests {
 
     type Shapes = Vec<Vec<usize>>;
 
+    /// Small ones, and some that are wide or nearly.
     fn shapes() -> impl Strategy<Value = Shapes> {
-        prop::collection::vec(prop::collection::vec(0usize..9, 1..4), 0..8)
+        let wide = (WIDE_SLOT_ELEMS - 9..WIDE_SLOT_ELEMS + 9).prop_map(|num_elems| vec![num_elems]);
+        let small = prop::collection::vec(0usize..9, 1..4);
+        prop::collection::vec(prop_oneof![4 => small, 1 => wide], 0..8)
     }
 
     fn named(shapes: &Shapes) -> Vec<(Arc<str>, Vec<usize>)> {
@@ -140,6 +164,13 @@ mod tests {
                 end = slot.range().end;
             }
             prop_assert!(end <= layout.weight_elems());
+            let num_elems = layout.slots().iter().map(|slot| slot.num_elems);
+            if num_elems.max() >= Some(WIDE_SLOT_ELEMS) {
+                let is_wide = |slot: &&Slot| slot.num_elems >= WIDE_SLOT_ELEMS;
+                let offsets = layout.slots().iter().filter(is_wide).map(|slot| slot.offset);
+                let ends = [layout.weight_elems(), layout.lanes().start, layout.gradient_elems()];
+                prop_assert!(offsets.chain(ends).all(|at| at % WIDE_LINE_ELEMS == 0));
+            }
             prop_assert_eq!(layout.lanes().len(), trainable.len());
             let last = layout.gradient_slots().last().map_or(0, |slot| slot.range().end);
             prop_assert!(last <= layout.lanes().start);

@@ -103,7 +103,7 @@ pub trait PackMemory: Debug {
     fn add(&self, kept: Self::Sums, more: Self::Sums) -> Result<Self::Sums>;
 
     /// Divides what comes before the lanes by `divisor` and multiplies it by `scale`. Returns that,
-    /// and the lanes as they were.
+    /// with anything in place of the lanes, and the lanes.
     ///
     /// # Errors
     /// The device does not work any more.

@@ -1,6 +1,5 @@
 //! How a packed layout is cut into one equal part for each rank of the shard axis. Holds no data.
 
-use crate::layout::to_line;
 use crate::{PackedLayout, Slot};
 use std::ops::Range;
 
@@ -25,6 +24,8 @@ pub struct ShardLayout {
     num_parts: usize,
     part_elems: usize,
     num_lanes: usize,
+    /// With what fills up the last line of them.
+    lane_elems: usize,
     payload_elems: usize,
 }
 
@@ -33,8 +34,9 @@ impl ShardLayout {
     pub fn new(layout: &PackedLayout, num_parts: usize) -> Self {
         Self {
             num_parts,
-            part_elems: to_line(layout.weight_elems().div_ceil(num_parts)),
+            part_elems: layout.to_line(layout.weight_elems().div_ceil(num_parts)),
             num_lanes: layout.gradient_slots().len(),
+            lane_elems: layout.to_line(layout.gradient_slots().len()),
             payload_elems: layout.weight_payload_elems().div_ceil(num_parts),
         }
     }
@@ -57,7 +59,7 @@ impl ShardLayout {
 
     /// Elements of a part's gradients, lanes included.
     pub fn gradient_part_elems(self) -> usize {
-        self.part_elems + to_line(self.num_lanes)
+        self.part_elems + self.lane_elems
     }
 
     /// Where the lanes lie in a gradient part.

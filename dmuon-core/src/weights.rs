@@ -33,7 +33,7 @@ enum Kept<P> {
     /// On its way from the owner, which is in another replica.
     Arriving(InFlight<P>),
     Here {
-        /// In the type that weights travel in.
+        /// In the type that weights travel in, if they do.
         pack: P,
         /// In `f32`, on a rank that makes the weights.
         master: Option<(SharedBuffer, P)>,
@@ -88,14 +88,17 @@ impl<M: PackMemory> Weights<M> {
     pub(crate) fn publish(&mut self, unit: usize, pack: usize, buffer: Buffer) -> Result<M::Pack> {
         let master = buffer.freeze();
         let master_pack = self.memory.hold(Holding::OwnedWeights, &master, FloatType::F32);
+        let holder = self.units[unit].packs[pack].holder;
         let kept = match self.float {
             FloatType::F32 => master_pack.clone(),
+            // It never moves, and is rounded where it is used.
+            _ if holder == Holder::Everyone => master_pack.clone(),
             float => {
                 let rounded = float.narrow(master.clone(), &self.pool);
                 self.memory.hold(Holding::OwnedWeights, &rounded, float)
             }
         };
-        if let Some(owner) = self.units[unit].packs[pack].holder.owner() {
+        if let Some(owner) = holder.owner() {
             self.replicate(unit, pack, owner, Some(&kept))?;
         }
         let master = Some((master, master_pack.clone()));

@@ -44,16 +44,13 @@ pub(crate) fn free(start: usize) -> bool {
 }
 
 impl Span {
-    /// Whether all of it is memory of the device: in one allocation there, or in none at all.
+    /// Whether all of it is memory of the device.
     pub(crate) fn is_on(self, device: i32) -> bool {
-        let (end, list) = (self.start + self.num_bytes, lock());
-        let touched = list.range(..end.max(self.start + 1)).next_back();
-        match touched.filter(|(start, found)| self.start < **start + found.num_bytes) {
-            Some((start, found)) => {
-                found.device == device && *start <= self.start && end <= start + found.num_bytes
-            }
-            None => self.start != 0,
-        }
+        let list = lock();
+        let found = list.range(..=self.start).next_back();
+        found.is_some_and(|(start, found)| {
+            found.device == device && self.start + self.num_bytes <= start + found.num_bytes
+        })
     }
 
     /// A copy of the bytes.
