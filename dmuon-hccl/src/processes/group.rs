@@ -90,8 +90,9 @@ impl<C: Conduit> ProcessGroup<C> {
         self.note(place, &site, &call);
         let at = site.clone();
         let ticket = match freight {
-            // A group of one gets back what it brought.
+            // A group of one gets back what it brought, or has it where it is.
             Freight::Host(input) if self.ranks.len() == 1 => Ticket::with(Ok(input)),
+            Freight::Device(..) if self.ranks.len() == 1 => Ticket::with(Ok(None)),
             freight => self
                 .enqueue(&queue, (place, &site), move |rig| rig.run(&call, (place, &at), freight)),
         };
