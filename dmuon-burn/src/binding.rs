@@ -7,14 +7,15 @@ use crate::runtime::Runtime;
 use burn::module::{Module, ModuleVisitor};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 thread_local! {
     /// How many `Hooked` modules the traversal is inside of.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
     static BINDER: RefCell<Option<Binder>> = const { RefCell::new(None) };
-    /// The runtime of the parameter that was visited last.
-    static SHOWN: RefCell<Option<Arc<Runtime>>> = const { RefCell::new(None) };
+    /// The runtime of the parameter that was visited first since somebody looked. It is not kept alive
+    /// by that.
+    static SHOWN: RefCell<Option<Weak<Runtime>>> = const { RefCell::new(None) };
 }
 
 struct Binder {
@@ -59,7 +60,7 @@ pub(crate) fn mapping<T>(map: impl FnOnce() -> T) -> (T, Option<Boundary>) {
 /// A parameter being visited belongs to `runtime`.
 pub(crate) fn show(runtime: &Arc<Runtime>) {
     SHOWN.with_borrow_mut(|shown| {
-        shown.get_or_insert_with(|| runtime.clone());
+        shown.get_or_insert_with(|| Arc::downgrade(runtime));
     });
 }
 
@@ -69,7 +70,7 @@ pub(crate) fn runtime_of<M: Module>(model: &M) -> Option<Arc<Runtime>> {
     impl ModuleVisitor for Nothing {}
     SHOWN.set(None);
     model.visit(&mut Nothing);
-    SHOWN.take()
+    SHOWN.take()?.upgrade()
 }
 
 /// Checks that the model belongs to `runtime`.

@@ -52,6 +52,21 @@ pub enum Error {
         /// What Burn calls the device.
         device: String,
     },
+    /// A rank's parameters are on more than one device.
+    #[error(
+        "\"{first}\" is on {device}, but \"{second}\" is on {other}: a rank's model must be on one \
+         device; fork it to one, or give each device a rank"
+    )]
+    SeveralDevices {
+        /// Name of the first parameter.
+        first: String,
+        /// What Burn calls its device.
+        device: String,
+        /// Name of the first parameter that is elsewhere.
+        second: String,
+        /// What Burn calls that device.
+        other: String,
+    },
     /// A device can't compute in the type asked for.
     #[error(
         "\"{parameter}\" is on {device}, which can't compute in {float}: ask for another compute \
@@ -71,9 +86,14 @@ pub enum Error {
         /// What Burn says.
         cause: String,
     },
-    /// A tensor's memory could not be lent to an engine.
-    #[error("a tensor's memory could not be handed to the engine: {cause}")]
+    /// Memory of a packed tensor could not be lent to an engine.
+    #[error(
+        "a pack of \"{boundary}\" could not be handed to the engine where it is: {cause}; did \
+         something fail on the device before?"
+    )]
     Lend {
+        /// The boundary.
+        boundary: String,
         /// What Burn says.
         cause: String,
     },

@@ -56,6 +56,19 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Vec<ParameterInfo>> {
     Ok(inspector.found)
 }
 
+/// Notes where the model's parameters are now.
+pub(crate) fn locate<M: Module>(found: &mut [ParameterInfo], model: &M) {
+    struct Locate<'a>(&'a mut [ParameterInfo]);
+    impl ModuleVisitor for Locate<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(info) = self.0.iter_mut().find(|info| info.id == param.id) {
+                info.device = param.lazy_device();
+            }
+        }
+    }
+    model.visit(&mut Locate(found));
+}
+
 #[derive(Default)]
 struct Inspector {
     path: Vec<String>,

@@ -84,8 +84,8 @@ impl Runtime {
             by_slot[address.unit][address.pack][address.slot] = index;
         }
         let by_id = parameters.iter().enumerate().map(|(index, p)| (p.id, index)).collect();
-        let devices = found.iter().map(|info| &info.device);
-        let memory = transport::packs(setup.mesh.world(), devices);
+        let device = found.first().map(|info| &info.device);
+        let memory = transport::packs(setup.mesh.world(), device);
         let mut exchange = Exchange::new(&setup.mesh, units, setup.options, memory);
         exchange.plan_order(&order);
         let num_parameters = parameters.len();

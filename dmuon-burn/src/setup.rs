@@ -4,7 +4,7 @@ use crate::binding::binding;
 use crate::blueprint::{Blueprint, Request};
 use crate::control::{Description, agree, barrier};
 use crate::error::{Error, Result};
-use crate::inspect::ParameterInfo;
+use crate::inspect::{ParameterInfo, locate};
 use crate::runtime::Runtime;
 use crate::transport::{dtype, is_flex, is_supported};
 use crate::values::{Buffers, Recut, Take, publish};
@@ -61,7 +61,9 @@ impl Setup {
         before: &Runtime,
     ) -> Result<(M, Arc<Runtime>)> {
         before.release()?;
-        let runtime = self.runtime(before.found().to_vec())?;
+        let mut found = before.found().to_vec();
+        locate(&mut found, &model);
+        let runtime = self.runtime(found)?;
         let held = Recut::values(before, &runtime, &model)?;
         let rebind = || model.map(&mut Recut::guard(before, &runtime));
         let model = binding(&runtime, rebind).map_err(|units| spans(&runtime, &units))?;
@@ -140,7 +142,16 @@ fn check_devices(found: &[ParameterInfo], float: FloatType) -> Result<()> {
             return Err(Error::UnsupportedFloat { parameter, device: place, float });
         }
     }
-    Ok(())
+    let elsewhere = |info: &&ParameterInfo| info.device != found[0].device;
+    match found.iter().find(elsewhere) {
+        None => Ok(()),
+        Some(info) => Err(Error::SeveralDevices {
+            first: found[0].name.clone(),
+            device: format!("{:?}", found[0].device),
+            second: info.name.clone(),
+            other: format!("{:?}", info.device),
+        }),
+    }
 }
 
 /// Lets ranks initialize what they provide one after the other: threads share Burn's generator.

@@ -5,7 +5,9 @@ use crate::support::*;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
-use dmuon::{Dedicate, Dedicated, Error, FloatType, Mesh, Mode, Muon, MuonConfig, Result};
+use dmuon::{
+    Dedicate, Dedicated, Error, FloatType, FullyShard, Mesh, Mode, Muon, MuonConfig, Result,
+};
 
 /// What every rank of two says after `misuse`; one alone may own what is stale, and the other hears.
 fn misused(
@@ -155,4 +157,44 @@ fn half_precision_works_or_is_refused_with_the_devices_name() {
             assert!((ours - flex).abs() < HALF_TOLERANCE, "{float}: {ours} is not {flex}");
         }
     }
+}
+
+#[test]
+fn a_model_on_two_devices_is_refused() {
+    let held = hold();
+    let ad = held.device.clone().autodiff();
+    let mut net = seeded(1, |device| Net::new(2, device)).fork(&ad);
+    net.head = net.head.fork(&device());
+    let outcome = on_ranks(1, |world| Dedicate::new(&Mesh::new(&world)?).apply(net.clone()));
+    let message = outcome.unwrap_err().to_string();
+    for part in ["\"stem.weight\" is on", "Wgpu", "\"head.weight\" is on", "Flex", "one device"] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn a_dedicated_model_may_be_moved_before_it_is_sharded() {
+    let held = hold();
+    let ad = held.device.clone().autodiff();
+    let net = seeded(2, |device| Net::new(2, device));
+    let train = |moved: bool| {
+        let ranks = on_ranks(2, |world| {
+            let mesh = Mesh::new(&world)?;
+            let home = if moved { device() } else { ad.clone() };
+            let (net, _) = Dedicate::new(&mesh).mode(Mode::Z3).apply(net.clone().fork(&home))?;
+            let (mut net, handle) = FullyShard::new(&mesh).apply(net.fork(&ad))?;
+            let mut muon = MuonConfig::new().init(&handle)?;
+            let mut losses = Vec::new();
+            for step in 0..3 {
+                let input = batch(step, world.rank().0).to_device(&held.device).autodiff();
+                let loss = loss(net.forward(input));
+                losses.push(loss.clone().into_scalar::<f32>());
+                let gradients = GradientsParams::from_grads(loss.backward(), &net);
+                net = muon.step(0.02, net, gradients)?;
+            }
+            Ok(losses)
+        });
+        ranks.unwrap()
+    };
+    assert_eq!(train(true), train(false));
 }

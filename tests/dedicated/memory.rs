@@ -1,6 +1,7 @@
 //! What a rank can reach, by the ledger and by counted buffers: Z2 and Z3 keep what they promise.
 
 use crate::support::*;
+use burn::module::Module;
 use dmuon::runtime::{Call, Ledger, Sharing};
 use dmuon::{Holding, Mode, Plan, Rank, Result, World};
 
@@ -53,6 +54,21 @@ fn z3_borrows_no_more_than_one_boundary_and_the_prefetched_ones() {
         })
         .unwrap();
     }
+}
+
+#[test]
+fn nothing_is_left_of_a_model_that_is_dropped() {
+    let net = seeded(1, |device| Net::new(LAYERS, device));
+    on_ranks(2, |world| {
+        let (net, dedicated) = dedicate(&world, &net, |d| d.mode(Mode::Z2))?;
+        drop(loss(net.forward(batch(0, world.rank().0))).backward());
+        assert!(net.num_params() > 0, "a traversal keeps nothing");
+        assert!(world.ledger().current_total_bytes() > 0);
+        drop((net, dedicated));
+        assert_eq!(world.ledger().current_total_bytes(), 0);
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -1,20 +1,20 @@
 //! Packed buffers of a model on a device with memory of its own.
 //!
-//! Gradients are packed where backward leaves them, so that a pack leaves the device at once. Where a
-//! group's engine takes that device's memory, packs travel by their address and never see the host;
-//! else the host copies them off, and what it receives goes up when a tensor asks for it.
+//! Gradients are packed where backward leaves them, so that a pack leaves the device at once. Where the
+//! world's engine takes that device's memory, packs travel by their address; else the host copies them
+//! off, and what it receives goes up when a tensor asks for it.
 
 use super::lend::{is_taken, lend};
 use super::residents::Residents;
-use super::{AnyDevice, HostSlice, PackStorage, dtype};
+use super::{AnyDevice, HostSlice, PackStorage, Transport, dtype};
 use crate::error::Error;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, DispatchDevice, TensorMetadata, read_sync};
-use burn::tensor::{DType, FloatDType, Slice, TensorData};
+use burn::tensor::{Bytes, DType, FloatDType, Slice, TensorData};
 use burn_cubecl::CubeDevice;
 use dmuon_core::{
-    Buffer, Call, DeviceTransfer, Element, FloatType, Group, Holding, HostMemory, InFlight, Op,
+    Buffer, Call, DeviceTransfer, Element, FloatType, Group, Holding, HostMemory, InFlight,
     PackMemory, PackView, Piece, Result, SharedBuffer, Work, World,
 };
 use std::mem;
@@ -25,7 +25,7 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(crate) struct Packs {
     host: HostMemory<PackStorage>,
-    /// Where all of the model is, if that is a device whose memory the world's engine takes.
+    /// Where the model is, if that is a device whose memory the world's engine takes.
     device: Option<CubeDevice>,
 }
 
@@ -39,7 +39,8 @@ pub(crate) enum Gradient {
 /// A pack of gradients that is being filled.
 #[derive(Debug)]
 pub(crate) enum Filling {
-    /// Nothing yet, of so many elements: the first gradient tells where the pack is to be.
+    /// Nothing yet, of so many elements: unless packs travel by address, the first gradient tells
+    /// where the pack is to be.
     Empty(usize),
     Host(Buffer),
     /// Zero where nothing was put.
@@ -54,12 +55,9 @@ pub(crate) enum Sums {
 }
 
 impl Packs {
-    pub(crate) fn new<'a>(world: &World, mut devices: impl Iterator<Item = &'a AnyDevice>) -> Self {
-        let first = devices.next().and_then(cube);
-        let device = first.filter(|first| {
-            is_taken(first, &*world.group())
-                && devices.all(|other| cube(other).as_ref() == Some(first))
-        });
+    /// The memory of a rank of `world`, for a model on `device`.
+    pub(crate) fn new(world: &World, device: Option<&AnyDevice>) -> Self {
+        let device = device.and_then(cube).filter(|device| is_taken(device, &*world.group()));
         Self { host: HostMemory::new(world), device }
     }
 
@@ -73,7 +71,7 @@ impl Packs {
         }
     }
 
-    fn to_host(&self, sums: Sums) -> Result<SharedBuffer> {
+    fn on_host(&self, sums: Sums) -> Result<SharedBuffer> {
         match sums {
             Sums::Host(buffer) => Ok(buffer),
             Sums::Device(tensor) => self.download(tensor),
@@ -90,7 +88,7 @@ impl PackMemory for Packs {
     fn hold(&self, holding: Holding, buffer: &SharedBuffer, float: FloatType) -> PackStorage {
         let pack = self.host.hold(holding, buffer, float);
         if let Some(device) = &self.device {
-            // It is to travel from there, and its slots are parts of it.
+            // It is to travel from there, and its tensors are parts of it.
             whole(&pack, device);
         }
         pack
@@ -126,7 +124,10 @@ impl PackMemory for Packs {
     }
 
     fn fill(&self, num_elems: usize) -> Filling {
-        Filling::Empty(num_elems)
+        match &self.device {
+            Some(device) => Filling::Device(zeros(num_elems, device)),
+            None => Filling::Empty(num_elems),
+        }
     }
 
     fn put(&self, filling: &mut Filling, gradient: &Gradient, piece: Piece, first: bool) {
@@ -136,20 +137,28 @@ impl PackMemory for Packs {
                 Gradient::Device(tensor) => Filling::Device(zeros(num_elems, &tensor.device())),
             };
         }
-        *filling = match (mem::replace(filling, Filling::Empty(0)), gradient) {
-            (Filling::Host(mut buffer), Gradient::Host(gradient)) => {
-                self.host.put(&mut buffer, gradient.as_slice(), piece, first);
-                Filling::Host(buffer)
-            }
-            (Filling::Device(pack), Gradient::Device(gradient)) => {
-                let value = narrow(flat(gradient.clone()), piece.of_gradient);
+        *filling = match mem::replace(filling, Filling::Empty(0)) {
+            Filling::Device(pack) => {
+                let value = narrow(gradient.on(&pack.device()), piece.of_gradient);
                 let value = match first {
                     true => value,
                     false => Cube::float_add(narrow(pack.clone(), piece.at.clone()), value),
                 };
                 Filling::Device(assign(pack, piece.at, value))
             }
-            (filling, gradient) => unreachable!("{gradient:?} for {filling:?}"),
+            Filling::Host(mut buffer) => {
+                match gradient {
+                    Gradient::Host(slice) => {
+                        self.host.put(&mut buffer, slice.as_slice(), piece, first);
+                    }
+                    Gradient::Device(tensor) => {
+                        let slice = Cube::to_host(tensor.clone());
+                        self.host.put(&mut buffer, slice.as_slice(), piece, first);
+                    }
+                }
+                Filling::Host(buffer)
+            }
+            empty @ Filling::Empty(_) => empty,
         };
     }
 
@@ -181,7 +190,7 @@ impl PackMemory for Packs {
                 Ok(InFlight::on_device(work, landing.map(Sums::Device)))
             }
             (_, sums) => {
-                let sums = self.to_host(sums)?;
+                let sums = self.on_host(sums)?;
                 Ok(self.host.start_sum(group, call, sums)?.map(Sums::Host))
             }
         }
@@ -206,7 +215,7 @@ impl PackMemory for Packs {
             (Sums::Device(kept), Sums::Device(more)) => {
                 Ok(Sums::Device(Cube::float_add(kept, more)))
             }
-            (kept, more) => self.host.add(self.to_host(kept)?, self.to_host(more)?).map(Sums::Host),
+            (kept, more) => self.host.add(self.on_host(kept)?, self.on_host(more)?).map(Sums::Host),
         }
     }
 
@@ -235,6 +244,20 @@ impl PackMemory for Packs {
     }
 }
 
+impl Gradient {
+    /// Its elements, in row-major order, on `device`.
+    fn on(&self, device: &CubeDevice) -> FloatTensor<Cube> {
+        match self {
+            Self::Device(tensor) if tensor.device() == *device => flat(tensor.clone()),
+            Self::Device(tensor) => Cube::float_to_device(flat(tensor.clone()), device),
+            Self::Host(slice) => {
+                let elems = slice.as_slice();
+                Cube::float_from_data(TensorData::new(elems.to_vec(), [elems.len()]), device)
+            }
+        }
+    }
+}
+
 impl PackStorage {
     /// One-dimensional elements that only their device has.
     fn on_device(whole: FloatTensor<Cube>) -> Self {
@@ -258,9 +281,10 @@ fn cube(device: &AnyDevice) -> Option<CubeDevice> {
 /// All of a pack, on `device`.
 fn whole(pack: &PackStorage, device: &CubeDevice) -> FloatTensor<Cube> {
     pack.residents.whole(device, || {
-        let bytes = pack.bytes().to_vec();
+        // They share the buffer, which stays as long as the device's thread has them.
+        let bytes = Bytes::clone(pack.bytes());
         let num_elems = bytes.len() / pack.float.num_bytes();
-        let data = TensorData::from_bytes_vec(bytes, [num_elems], dtype(pack.float));
+        let data = TensorData::from_bytes(bytes, [num_elems], dtype(pack.float));
         Cube::float_from_data(data, device)
     })
 }
@@ -274,22 +298,28 @@ fn start_there(
 ) -> Result<(Work, Option<FloatTensor<Cube>>)> {
     let carried_out = call.carried_out();
     let (rank, size) = (group.rank(), group.size());
-    let num_bytes = match call.op == (Op::Broadcast { root: rank }) {
-        true => None,
-        false => carried_out.output_bytes(rank, size),
-    };
     let dtype = match carried_out.element {
         Element::F16 => FloatDType::F16,
         Element::Bf16 => FloatDType::BF16,
         _ => FloatDType::F32,
     };
-    let landing = num_bytes.map(|num_bytes| {
+    let num_bytes = carried_out.output_bytes(rank, size);
+    let room = num_bytes.filter(|_| !call.returns_input(rank, size)).map(|num_bytes| {
         let num_elems = num_bytes / carried_out.element.num_bytes();
         Cube::float_empty([num_elems].into(), device, dtype)
     });
-    let input = input.as_ref().map(lend).transpose()?;
-    let output = landing.as_ref().map(lend).transpose()?;
-    Ok((group.start_on_device(call, DeviceTransfer { input, output })?, landing))
+    let lend = |tensor: &FloatTensor<Cube>| {
+        lend(tensor, device).map_err(|cause| {
+            let boundary = call.label.to_string();
+            dmuon_core::Error::from(Error::Lend { boundary, cause })
+        })
+    };
+    let transfer = DeviceTransfer {
+        input: input.as_ref().map(lend).transpose()?,
+        output: room.as_ref().map(lend).transpose()?,
+    };
+    let landing = if size == 1 { input } else { room };
+    Ok((group.start_on_device(call, transfer)?, landing))
 }
 
 /// The tensor in `f32`.

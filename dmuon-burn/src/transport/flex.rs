@@ -4,14 +4,19 @@ use super::{Gradient, HostSlice, PackStorage, Transport, dtype};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use burn_flex::{FlexTensor, Layout};
 use dmuon_core::Slot;
 use std::sync::Arc;
 
 impl Transport for Flex {
-    fn view(_device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
+    fn view(device: &Device<Self>, storage: &PackStorage, slot: &Slot) -> FloatTensor<Self> {
         let shape = Shape::from(slot.shape.clone());
+        if !storage.is_on_host() {
+            // The model has been moved here from the device that packs come to.
+            let data = TensorData::new(storage.to_host(slot).as_slice().to_vec(), shape);
+            return Self::rounded(Self::float_from_data(data, device), storage.float);
+        }
         let strides = Layout::contiguous(shape.clone()).strides().to_vec();
         let layout = Layout::new(shape, strides, slot.offset);
         FlexTensor::from_arc(storage.bytes().clone(), layout, dtype(storage.float))

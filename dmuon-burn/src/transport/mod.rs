@@ -78,13 +78,13 @@ pub(crate) fn is_supported(device: &AnyDevice) -> bool {
     }
 }
 
-/// The packed buffers of a model whose parameters are on `devices`.
-pub(crate) fn packs<'a>(world: &World, devices: impl Iterator<Item = &'a AnyDevice>) -> Packs {
+/// The packed buffers of a rank of `world`, for a model on `device`.
+pub(crate) fn packs(world: &World, device: Option<&AnyDevice>) -> Packs {
     #[cfg(feature = "_cube")]
-    return Packs::new(world, devices);
+    return Packs::new(world, device);
     #[cfg(not(feature = "_cube"))]
     {
-        drop(devices);
+        let _ = device;
         Packs::new(world)
     }
 }

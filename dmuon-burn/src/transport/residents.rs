@@ -60,8 +60,8 @@ impl Residents {
         state.whole.insert(whole.unwrap_or_else(upload)).clone()
     }
 
-    /// The slot's tensor on `device`: a part of the whole, if that is there; else `upload` makes it
-    /// the first time.
+    /// The slot's tensor on `device`: a part of the whole, if some device has that; else `upload` makes
+    /// it the first time.
     pub(super) fn get_or_make(
         &self,
         device: &CubeDevice,
@@ -72,10 +72,14 @@ impl Residents {
         if let Some(tensor) = find(&state.slots, device, slot) {
             return tensor.clone();
         }
-        let whole = state.whole.clone().filter(|whole| whole.device() == *device);
-        let tensor = match whole {
+        let tensor = match state.whole.clone() {
             Some(whole) => {
-                Cube::float_reshape(narrow(whole, slot.range()), slot.shape.clone().into())
+                let part = narrow(whole, slot.range());
+                let part = match part.device() == *device {
+                    true => part,
+                    false => Cube::float_to_device(part, device),
+                };
+                Cube::float_reshape(part, slot.shape.clone().into())
             }
             None => upload(),
         };

@@ -32,18 +32,23 @@ impl PackStorage {
         Self { host: None, float, residents: Arc::new(residents) }
     }
 
-    /// The host's bytes. A device's alone never get where they are asked for.
+    /// Whether the host has it.
+    pub(super) fn is_on_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// The host's bytes, where it has them.
     pub(super) fn bytes(&self) -> &Arc<Bytes> {
         match &self.host {
             Some(host) => &host.bytes,
-            None => unreachable!("{self:?} is used on the host"),
+            None => unreachable!("{self:?} is asked for by the host"),
         }
     }
 
     /// Counts a buffer that only a device has; the host's are counted by their leases.
     #[cfg(feature = "_cube")]
     pub(super) fn count(&self, ledger: &Ledger, holding: Holding) {
-        if self.host.is_none() {
+        if !self.is_on_host() {
             self.residents.count(|num_bytes| ledger.count(holding, num_bytes));
         }
     }
@@ -57,7 +62,7 @@ impl PackStorage {
     /// One parameter's elements, of a buffer of `f32`, on the host.
     pub(crate) fn to_host(&self, slot: &Slot) -> HostSlice {
         #[cfg(feature = "_cube")]
-        if self.host.is_none() {
+        if !self.is_on_host() {
             return self.residents.to_host(slot);
         }
         HostSlice::Packed(self.clone(), slot.clone())

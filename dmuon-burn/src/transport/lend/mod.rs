@@ -3,13 +3,15 @@
 #[cfg(test)]
 #[cfg(feature = "wgpu")]
 mod double;
+#[cfg(test)]
+#[cfg(feature = "wgpu")]
+mod tests;
 
-use crate::error::Error;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Cube, TensorMetadata};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
-use dmuon_core::{DeviceBuffer, Group, Memory, Result};
+use dmuon_core::{DeviceBuffer, Group, Memory};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -33,24 +35,28 @@ pub(super) fn is_taken(device: &CubeDevice, group: &dyn Group) -> bool {
     }
 }
 
-/// The memory of a one-dimensional tensor on a device that [is taken](is_taken). It stays as long as
+/// The memory of a one-dimensional tensor on `device`, which [is taken](is_taken). It stays as long as
 /// the loan, and what was to be written there has been handed to the device.
 ///
 /// # Errors
-/// An operation that was to write there has failed.
-pub(super) fn lend(tensor: &FloatTensor<Cube>) -> Result<DeviceBuffer> {
-    let num_bytes = tensor.shape().num_elements() * tensor.dtype().size();
-    let loan = match num_bytes {
-        0 => Loan { address: 0, room: 0, lender: Arc::new(()) },
-        _ => loan(resolved(tensor.clone())).map_err(|cause| Error::Lend { cause })?,
-    };
-    let Loan { address, room, lender } = loan;
-    if room < num_bytes as u64 {
-        let cause = format!("there are {room} bytes where {num_bytes} were expected");
-        return Err(Error::Lend { cause }.into());
+/// It is on another device, or an operation that was to write there has failed.
+pub(super) fn lend(
+    tensor: &FloatTensor<Cube>,
+    device: &CubeDevice,
+) -> Result<DeviceBuffer, String> {
+    if tensor.device() != *device {
+        return Err(format!("it is on {:?}, and not on {device:?}", tensor.device()));
     }
-    // SAFETY: the memory is that of the device, which is checked before, and stays where it is while
-    // its lender lives. Packs are written when they are made, and not read before they have arrived.
+    let num_bytes = tensor.shape().num_elements() * tensor.dtype().size();
+    let Loan { address, room, lender } = match num_bytes {
+        0 => Loan { address: 0, room: 0, lender: Arc::new(()) },
+        _ => loan(resolved(tensor.clone()))?,
+    };
+    if room < num_bytes as u64 {
+        return Err(format!("there are {room} bytes where {num_bytes} were expected"));
+    }
+    // SAFETY: the memory is that of the device, and stays where it is while its lender lives. Packs
+    // are written when they are made, and not read before they have arrived.
     Ok(unsafe { DeviceBuffer::new(address, num_bytes, lender) })
 }
 
@@ -66,7 +72,7 @@ fn resolved(tensor: FloatTensor<Cube>) -> CubeTensor {
 }
 
 /// Finds the tensor's memory.
-fn loan(tensor: CubeTensor) -> std::result::Result<Loan, String> {
+fn loan(tensor: CubeTensor) -> Result<Loan, String> {
     match &tensor.device {
         #[cfg(feature = "cuda")]
         CubeDevice::Cuda(_) => cuda_loan(tensor),
@@ -77,7 +83,7 @@ fn loan(tensor: CubeTensor) -> std::result::Result<Loan, String> {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda_loan(tensor: CubeTensor) -> std::result::Result<Loan, String> {
+fn cuda_loan(tensor: CubeTensor) -> Result<Loan, String> {
     use burn_cubecl::cubecl::{__private::Runtime, cuda::CudaRuntime};
     use std::sync::Mutex;
     let handle = tensor.handle.clone();
