@@ -166,8 +166,8 @@ impl Dedicate {
     /// Every rank, with the same model and the same request.
     ///
     /// # Errors
-    /// The request does not fit the model, ranks differ (named before anything else is sent), or a
-    /// group has failed.
+    /// The request does not fit the model, the model is on a device that dmuon does not know or on
+    /// several, ranks differ (named before anything else is sent), or a group has failed.
     pub fn apply<M: Module>(self, model: M) -> Result<(M, Dedicated)> {
         let found = inspect(&model)?;
         let (model, runtime) = self.setup.apply(model, found)?;

@@ -194,9 +194,9 @@ impl Dedicated {
     /// fp32, and go with those of the next backward outside, which alone reduces. The result is the
     /// mean over ranks of each rank's sum, to the bit. `backwards` sees no gradients.
     ///
-    /// A rank keeps the sums of *all* parameters meanwhile, where the model is: 4 bytes an element. In Z2 it also keeps
-    /// the whole weights from the first forward to the last backward, so that they are broadcast
-    /// once. [`accumulate`](Self::accumulate) keeps less and reduces more.
+    /// A rank keeps the sums of *all* parameters meanwhile, where the model is: 4 bytes an element.
+    /// In Z2 it also keeps the whole weights from the first forward to the last backward, so that they
+    /// are broadcast once. [`accumulate`](Self::accumulate) keeps less and reduces more.
     ///
     /// # Collective
     /// Every rank, around as many backwards.

@@ -149,8 +149,8 @@ impl FullyShard {
     /// Every rank, with the same model and the same request.
     ///
     /// # Errors
-    /// The model is sharded already, a setting contradicts the dedicated model's, ranks differ
-    /// (named before anything else is sent), or a group has failed.
+    /// The model is sharded already or on several devices, a setting contradicts the dedicated
+    /// model's, ranks differ (named before anything else is sent), or a group has failed.
     pub fn apply<M: Module>(self, model: M) -> Result<(M, Dedicated)> {
         let (model, runtime) = match runtime_of(&model) {
             Some(before) => {

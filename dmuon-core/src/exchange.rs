@@ -174,7 +174,8 @@ impl<M: PackMemory + Clone> Exchange<M> {
         Ok(())
     }
 
-    /// The weights of a pack, in forward. `inside`: the boundary around the unit is running.
+    /// The weights of a pack, in forward; in `f32` if everyone holds it, as it never moves.
+    /// `inside`: the boundary around the unit is running.
     ///
     /// # Errors
     /// A group has failed, or the owner did not send before the deadline.

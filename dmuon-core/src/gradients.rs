@@ -70,7 +70,8 @@ pub struct ReducedPack<P> {
     pub unit: usize,
     /// Index of the pack in the unit.
     pub pack: usize,
-    /// The mean over ranks, laid out as the pack, or as this rank's part of it; lanes included.
+    /// The mean over ranks, laid out as the pack, or as this rank's part of it; with anything in
+    /// place of the lanes.
     pub average: P,
     /// Per gradient slot, how many ranks produced a gradient; with 0 the parameter must be left
     /// alone.
@@ -352,6 +353,7 @@ impl<'a> Shape<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::WIDE_SLOT_ELEMS;
     use crate::{Buffer, EngineOptions, HostMemory, Lease, PackView, SharedBuffer, World};
     use proptest::prelude::*;
 
@@ -409,17 +411,23 @@ mod tests {
         }
     }
 
+    fn num_elems() -> impl Strategy<Value = usize> {
+        prop_oneof![20 => 0usize..40, 1 => WIDE_SLOT_ELEMS - 40..WIDE_SLOT_ELEMS + 40]
+    }
+
     proptest! {
         #[test]
         fn gaps_are_what_is_neither_lane_nor_present(
-            slots in prop::collection::vec((0usize..40, any::<bool>()), 0..40),
+            slots in prop::collection::vec((num_elems(), any::<bool>()), 0..40),
+            frozen in prop::collection::vec(num_elems(), 0..3),
             num_parts in 1usize..5,
             sharded in any::<bool>(),
         ) {
-            let named = |(i, (num_elems, _)): (usize, &(usize, bool))| {
-                (format!("p{i}").into(), vec![*num_elems])
-            };
-            let layout = PackedLayout::new(slots.iter().enumerate().map(named), []);
+            let named = |num_elems: usize| ("p".into(), vec![num_elems]);
+            // What is sharded is frozen apart.
+            let frozen = frozen.into_iter().filter(|_| !sharded).map(named);
+            let trainable = slots.iter().map(|(num_elems, _)| named(*num_elems));
+            let layout = PackedLayout::new(trainable, frozen);
             let holder = if sharded { Holder::Shards } else { Holder::Everyone };
             let shape = Shape::new(holder, &layout, num_parts);
             let present: Vec<bool> = slots.iter().map(|(_, present)| *present).collect();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 /// Elements per 64-byte line of `f32`: every slot starts on a line.
 pub const LINE_ELEMS: usize = 16;
 
-/// Elements per line of slots that are [wide](WIDE_SLOT_ELEMS): 512 bytes in half precision, which is
-/// what Burn wants on CUDA of memory that is to be seen as a tensor without a copy.
-pub const WIDE_LINE_ELEMS: usize = 256;
+/// Elements per line of slots that are [wide](WIDE_SLOT_ELEMS): 512 bytes in half precision. Burn sees
+/// a part of a tensor on CUDA without a copy if that begins and ends so far from the tensor's ends.
+pub(crate) const WIDE_LINE_ELEMS: usize = 256;
 
-/// From so many elements on a slot is wide: whatever lines cost it is under a percent.
-pub const WIDE_SLOT_ELEMS: usize = 1 << 15;
+/// From so many elements on a slot is wide: whatever lines cost it is under two percent.
+pub(crate) const WIDE_SLOT_ELEMS: usize = 1 << 15;
 
 /// One parameter's place in a packed buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub struct Slot {
     pub name: Arc<str>,
     /// The parameter's own shape.
     pub shape: Vec<usize>,
-    /// First element in the buffer; a multiple of [`LINE_ELEMS`], or of [`WIDE_LINE_ELEMS`] if the
-    /// slot has [so many](WIDE_SLOT_ELEMS) elements.
+    /// First element in the buffer; a multiple of [`LINE_ELEMS`], or of 256 if the slot is wide: of
+    /// 32,768 elements or more.
     pub offset: usize,
     /// Number of elements.
     pub num_elems: usize,

@@ -38,7 +38,7 @@ pub use float::FloatType;
 pub use gradients::{Reach, ReducedPack};
 pub use group::{Call, Capabilities, Element, Group, Memory, Op, OpKind};
 pub use launch::{Seat, catch, launch, launch_each, launch_with, raise, run_rank};
-pub use layout::{LINE_ELEMS, PackedLayout, Slot, WIDE_LINE_ELEMS, WIDE_SLOT_ELEMS};
+pub use layout::{LINE_ELEMS, PackedLayout, Slot};
 pub use ledger::{Count, Holding, Lease, Ledger};
 pub use memory::{HostMemory, InFlight, PackMemory, PackView, Piece};
 pub use mesh::{Axis, Mesh, Stream};

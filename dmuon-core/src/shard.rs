@@ -92,19 +92,28 @@ impl ShardLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::{WIDE_LINE_ELEMS, WIDE_SLOT_ELEMS};
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn pieces_tile_every_slot(
-            sizes in prop::collection::vec(0usize..100, 0..6),
+            sizes in prop::collection::vec(
+                prop_oneof![4 => 0usize..100, 1 => WIDE_SLOT_ELEMS - 9..WIDE_SLOT_ELEMS + 9],
+                0..6,
+            ),
             num_parts in 1usize..9,
         ) {
             let named = sizes.iter().enumerate().map(|(i, &n)| (format!("p{i}").into(), vec![n]));
             let layout = PackedLayout::new(named, []);
             let shards = ShardLayout::new(&layout, num_parts);
             prop_assert!(shards.whole_elems() >= layout.weight_elems());
-            prop_assert_eq!(shards.part_elems() % crate::LINE_ELEMS, 0);
+            let line_elems = match sizes.iter().any(|&size| size >= WIDE_SLOT_ELEMS) {
+                true => WIDE_LINE_ELEMS,
+                false => crate::LINE_ELEMS,
+            };
+            prop_assert_eq!(shards.part_elems() % line_elems, 0);
+            prop_assert_eq!(shards.gradient_part_elems() % line_elems, 0);
             for slot in layout.slots() {
                 let mut end = 0;
                 for part in 0..num_parts {

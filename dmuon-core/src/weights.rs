@@ -33,7 +33,7 @@ enum Kept<P> {
     /// On its way from the owner, which is in another replica.
     Arriving(InFlight<P>),
     Here {
-        /// In the type that weights travel in, if they do.
+        /// In the type that weights travel in; in `f32` if everyone holds it.
         pack: P,
         /// In `f32`, on a rank that makes the weights.
         master: Option<(SharedBuffer, P)>,

@@ -158,7 +158,7 @@ impl PackMemory for Packs {
                 }
                 Filling::Host(buffer)
             }
-            empty @ Filling::Empty(_) => empty,
+            Filling::Empty(_) => unreachable!("it was begun above"),
         };
     }
 

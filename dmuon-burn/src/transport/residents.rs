@@ -141,3 +141,33 @@ impl<R: FusionRuntime> Recognize for FusionTensor<R> {
         (self.id == other.id).then_some(true)
     }
 }
+
+#[cfg(test)]
+#[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, DeviceKind, Tensor};
+    use dmuon_core::PackedLayout;
+
+    #[test]
+    fn wide_slots_are_seen_without_a_copy() {
+        let shapes = [("narrow", vec![100]), ("wide", vec![192, 192]), ("last", vec![5])];
+        let named = shapes.map(|(name, shape)| (name.into(), shape));
+        let layout = PackedLayout::new(named, []);
+        let device = Device::wgpu(DeviceKind::DefaultDevice);
+        let whole = Tensor::<1>::zeros([layout.gradient_elems()], &device);
+        let whole = whole.try_into_primitive::<Cube>().expect("wgpu is a device of Cube's");
+        let (residents, device) = (Residents::of(whole.clone()), whole.device());
+        let slot = &layout.slots()[1];
+        let wide = residents.get_or_make(&device, slot, || unreachable!("the whole is there"));
+        assert_eq!(wide.shape().as_slice(), [192, 192]);
+        let key = |tensor: &CubeTensor| tensor.handle.clone().binding().claim_key();
+        let (memory, first, last) = key(&whole);
+        let (start, end) = (4 * slot.offset as u64, 4 * slot.range().end as u64);
+        assert_eq!(key(&wide), (memory, first + start, first + end));
+        // CUDA wants as much.
+        assert_eq!((start % 512, (last - first - end) % 512), (0, 0));
+        assert_eq!(residents.recognize(&wide, slot), Some(true));
+        assert_eq!(residents.recognize(&whole, slot), Some(false));
+    }
+}

@@ -53,12 +53,23 @@ struct Setting {
     float: FloatType,
     /// Rank 0's engine takes memory of the host only.
     mixed: bool,
+    moves: Moves,
+}
+
+/// Where a model goes after it was dedicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moves {
+    Nowhere,
+    /// From Flex to the device, before it is sharded.
+    There,
+    /// From the device to Flex, where it is published again.
+    Back,
 }
 
 impl Setting {
     fn new(mesh: (usize, usize), mode: Mode, shards_the_rest: bool) -> Self {
         let (width, float) = (12, FloatType::F32);
-        Self { width, mesh, mode, shards_the_rest, float, mixed: false }
+        Self { width, mesh, mode, shards_the_rest, float, mixed: false, moves: Moves::Nowhere }
     }
 }
 
@@ -67,25 +78,36 @@ fn rank_main(world: &World, net: &Net, device: &Device, setting: Setting) -> Res
     let Setting { width, mesh: (replicate, shard), float, .. } = setting;
     let mesh = Mesh::hsdp(world, replicate, shard)?;
     let request = Dedicate::new(&mesh).mode(setting.mode).route("head.bias", Route::Replicated);
-    let ad = device.clone().autodiff();
+    let (device, flex) = (device.clone().autodiff(), Device::flex().autodiff());
+    let (home, ad) = match setting.moves {
+        Moves::Nowhere => (&device, &device),
+        Moves::There => (&flex, &device),
+        Moves::Back => (&device, &flex),
+    };
     let request = request.compute_type(float).reduce_type(float);
-    let (mut model, mut handle) = request.apply(net.clone().fork(&ad))?;
+    let (mut model, mut handle) = request.apply(net.clone().fork(home))?;
+    if setting.moves == Moves::There {
+        model = model.fork(ad);
+    }
     if setting.shards_the_rest {
         let request = FullyShard::new(&mesh).compute_type(float).reduce_type(float);
         (model, handle) = request.apply(model)?;
+    }
+    if setting.moves == Moves::Back {
+        model = handle.publish(model.fork(ad))?;
     }
     let mut muon = MuonConfig::new().with_max_norm(Some(0.5)).init(&handle)?;
     let mut numbers = Vec::new();
     let forward = |model: &Net, number: usize| {
         let elem = |i: usize| ((i * 37 + number * 11 + world.rank().0 * 5) % 17) as f32 / 17.0;
         let data = TensorData::new((0..4 * width).map(elem).collect(), [4, width]);
-        model.body(Tensor::<2>::from_data(data, &ad).cast(dtype(float)))
+        model.body(Tensor::<2>::from_data(data, ad).cast(dtype(float)))
     };
     let loss = |y: Tensor<2>| y.cast(FloatDType::F32).square().mean();
     let backward =
         |model: &Net, number| loss(model.head.forward(forward(model, number))).backward();
     for step in 0..STEPS {
-        let is_last = world.rank().0 + 1 == world.size();
+        let is_last = world.size() > 1 && world.rank().0 + 1 == world.size();
         match step {
             0 => handle.no_sync(|| drop(backward(&model, 2 * step))),
             1 => handle.accumulate(|| drop(backward(&model, 2 * step))),
@@ -173,7 +195,9 @@ fn check(settings: &[Setting]) {
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let init = || Device::wgpu_options().init().expect("a Vulkan driver");
     let device = &*device.get_or_insert_with(init);
-    for &setting in settings.iter().filter(|it| device.supports_dtype(dtype(it.float))) {
+    let able = settings.iter().filter(|setting| device.supports_dtype(dtype(setting.float)));
+    assert!(able.clone().count() > 0, "{device:?} can do none of {settings:?}");
+    for &setting in able {
         let net = Net::new(setting.width);
         let taken = Memory::HostOrCuda { ordinal: ORDINAL };
         let (by_address, [on_host, on_device]) = train(&net, device, setting, taken);
@@ -226,11 +250,20 @@ fn halves_are_rounded_in_the_same_places() {
 }
 
 #[test]
-fn wide_weights_are_parts_of_their_packs() {
+fn wide_weights_travel_as_narrow_ones() {
     check(&[Setting { width: 192, ..Setting::new((1, 2), Mode::Z3, true) }]);
 }
 
 #[test]
 fn some_ranks_may_have_no_address_to_give() {
     check(&[Setting { mixed: true, ..Setting::new((2, 2), Mode::Z2, true) }]);
+}
+
+#[test]
+fn models_may_be_moved_between_dedicating_and_sharding_or_publishing() {
+    check(&[
+        Setting { moves: Moves::There, ..Setting::new((1, 2), Mode::Z3, true) },
+        Setting { moves: Moves::Back, ..Setting::new((2, 2), Mode::Z3, true) },
+        Setting { moves: Moves::Back, ..Setting::new((1, 2), Mode::Z2, false) },
+    ]);
 }

@@ -4,8 +4,7 @@
 //! nothing about speed.
 //!
 //! It is stricter than the real ones: a communicator is in progress for a few looks after every call
-//! and refuses others meanwhile, and pointers must lie in the memory of the right device, if they lie
-//! in any that it has made: others are taken as they are, so that a test may lend the host's.
+//! and refuses others meanwhile, and pointers must lie in the memory of the right device.
 //! [`settings`] tells what the environment may ask for, [`owner`] what tests do as whoever else has
 //! memory and work on the device.
 
