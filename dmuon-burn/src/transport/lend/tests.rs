@@ -131,7 +131,7 @@ fn rank_main(world: &World, net: &Net, device: &Device, setting: Setting) -> Res
     numbers.splice(0..0, elems(&model.head.bias.as_ref().map(Param::base)));
     let full = handle.full_model(&model, Rank(0))?;
     drop((model, muon, handle));
-    check_all_is_free(world, &setting);
+    check_all_is_free(world, &device, &setting);
     if let Some(full) = full {
         struct Elems(Vec<f32>);
         impl ModuleVisitor for Elems {
@@ -147,7 +147,8 @@ fn rank_main(world: &World, net: &Net, device: &Device, setting: Setting) -> Res
 }
 
 /// The device's thread lets go of what it has uploaded in its own time.
-fn check_all_is_free(world: &World, setting: &Setting) {
+fn check_all_is_free(world: &World, device: &Device, setting: &Setting) {
+    device.sync().expect("the device works");
     let since = Instant::now();
     while world.ledger().current_total_bytes() > 0 {
         let held = world.ledger();
