@@ -31,7 +31,8 @@ impl HeldGradients {
         let slices = (0..num_parameters).map(|_| None).collect();
         let held = Self { slices, device: None, requires_grad: vec![false; num_parameters] };
         let seen = vec![false; num_parameters];
-        let mut visitor = TakeHeld { runtime, gradients, held, seen, failure: None };
+        let averages = runtime.take_averages();
+        let mut visitor = TakeHeld { runtime, gradients, averages, held, seen, failure: None };
         model.visit(&mut visitor);
         all_seen(runtime, &visitor.seen)?;
         let TakeHeld { mut held, failure, .. } = visitor;
@@ -113,6 +114,8 @@ pub(crate) fn survey<M: Module>(
 struct TakeHeld<'a> {
     runtime: &'a Runtime,
     gradients: GradientsParams,
+    /// By parameter: where its gradient was averaged, if that is on the host and the model is not.
+    averages: Vec<Option<Place>>,
     held: HeldGradients,
     seen: Vec<bool>,
     /// The first thing wrong with the model or its gradients.
@@ -140,6 +143,53 @@ impl ModuleVisitor for TakeHeld<'_> {
             let parameter = self.runtime.name(index);
             self.failure.get_or_insert(Error::GradientShape { parameter, expected, found });
         }
-        self.held.slices[index] = Some(HostSlice::new(gradient));
+        let average = self.averages[index].take().map(|Place { storage, slot }| (storage, slot));
+        self.held.slices[index] = Some(HostSlice::of_gradient(gradient, average));
+    }
+}
+
+#[cfg(test)]
+#[cfg(all(feature = "wgpu", not(feature = "fusion")))]
+mod tests {
+    use super::*;
+    use crate::Dedicate;
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::DeviceKind;
+    use dmuon_core::Mesh;
+
+    #[derive(Module, Debug)]
+    struct Net {
+        layers: Vec<Linear>,
+    }
+
+    #[test]
+    fn averages_that_the_host_has_are_not_read_back_unless_they_were_changed() {
+        let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
+        dmuon_core::launch::<_, Error, _>(2, |world| {
+            let net = Net { layers: vec![LinearConfig::new(6, 6).init(&device)] };
+            let (net, handle) = Dedicate::new(&Mesh::new(&world)?).apply(net)?;
+            let y = net.layers[0].forward(Tensor::<2>::ones([3, 6], &device));
+            let gradients = y.square().mean().backward();
+            let mut gradients = GradientsParams::from_grads(gradients, &net);
+            let bias = net.layers[0].bias.as_ref().expect("linear layers have one").id;
+            let average = gradients.remove::<1>(bias).expect("everyone holds it");
+            let expected = average.clone().mul_scalar(2.0).into_data().try_to_vec::<f32>();
+            gradients.register(bias, average.mul_scalar(2.0));
+            let held = HeldGradients::take(&handle.runtime, &net, gradients)?;
+            let (mut num_held, bias) = (0, handle.runtime.find(bias));
+            for (index, slice) in held.slices.iter().enumerate() {
+                let Some(slice) = slice else { continue };
+                num_held += 1;
+                let is_packed = matches!(slice, HostSlice::Packed(..));
+                assert_eq!(is_packed, bias != Some(index), "{}", handle.runtime.name(index));
+                if !is_packed {
+                    assert_eq!(Some(slice.as_slice()), expected.as_deref().ok());
+                }
+            }
+            let owns_the_weight = handle.runtime.held_packs().count() == 2;
+            assert_eq!(num_held, if owns_the_weight { 2 } else { 1 });
+            Ok(())
+        })
+        .unwrap();
     }
 }

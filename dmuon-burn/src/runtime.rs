@@ -59,6 +59,9 @@ struct State {
     backward: Vec<Arc<Run>>,
     /// Where each parameter's gradient belongs on the tape.
     leaves: Vec<Option<NodeId>>,
+    /// By parameter: where its gradient was averaged last, until a step takes that; nothing on Flex,
+    /// whose tensors share that memory.
+    averages: Vec<Option<Place>>,
     /// By [`Factor`].
     factors: [f32; 2],
     /// Whether the model was distributed anew, with a runtime of its own.
@@ -106,6 +109,7 @@ impl Runtime {
                 exchange,
                 backward: Vec::new(),
                 leaves: vec![None; num_parameters],
+                averages: vec![None; num_parameters],
                 factors: [1.0; 2],
                 superseded: false,
                 had_backward: false,
@@ -379,6 +383,8 @@ impl Runtime {
         reduced: Vec<ReducedPack<PackStorage>>,
     ) -> Vec<(usize, Place)> {
         state.had_backward = true;
+        state.averages.fill(None);
+        let on_flex = self.found.first().is_none_or(|info| transport::is_flex(&info.device));
         let mut averaged = Vec::new();
         for pack in reduced {
             for (&parameter, &num_ranks) in
@@ -387,6 +393,9 @@ impl Runtime {
                 if num_ranks > 0
                     && let Some(place) = self.held_place(parameter, pack.average.clone())
                 {
+                    if !on_flex {
+                        state.averages[parameter] = Some(place.clone());
+                    }
                     averaged.push((parameter, place));
                 }
             }
@@ -395,6 +404,13 @@ impl Runtime {
     }
 
     // ---- step
+
+    /// Where gradients were averaged last, by parameter, as far as that is known.
+    pub(crate) fn take_averages(&self) -> Vec<Option<Place>> {
+        let mut state = self.lock();
+        let none = vec![None; state.averages.len()];
+        std::mem::replace(&mut state.averages, none)
+    }
 
     pub(crate) fn spare(&self, unit: usize, pack: usize) -> Buffer {
         self.lock().exchange.spare(unit, pack)
@@ -444,6 +460,7 @@ impl Runtime {
         let mut state = self.lock();
         state.backward.clear();
         state.had_backward = false;
+        state.averages.fill(None);
         Ok(state.exchange.begin_publish()?)
     }
 

@@ -136,6 +136,23 @@ impl HostSlice {
         }
     }
 
+    /// A gradient's elements; `average` tells where it was averaged, if that is known: unless somebody
+    /// has changed it since, the host may still have it.
+    pub(crate) fn of_gradient<const D: usize>(
+        gradient: Tensor<D>,
+        average: Option<(PackStorage, Slot)>,
+    ) -> Self {
+        #[cfg(feature = "_cube")]
+        if let Some((storage, slot)) = &average
+            && let Ok(primitive) = gradient.clone().without_autodiff().try_into_primitive::<Cube>()
+            && storage.residents.recognize(&primitive, slot) == Some(true)
+        {
+            return storage.to_host(slot);
+        }
+        drop(average);
+        Self::new(gradient)
+    }
+
     pub(crate) fn as_slice(&self) -> &[f32] {
         match self {
             Self::Copied(elems) => elems,
