@@ -89,7 +89,7 @@ impl<L: Lane> Conduit for Staged<L> {
         input: Option<SharedBuffer>,
     ) -> Result<Option<SharedBuffer>, Stop> {
         self.drive(course, call, |lane| lane.issue(call, input.as_deref()))?;
-        if call.op == (Op::Broadcast { root: self.rank() }) {
+        if call.returns_input(self.rank(), self.size()) {
             return Ok(input);
         }
         let Some(num_bytes) = call.output_bytes(self.rank(), self.size()) else { return Ok(None) };

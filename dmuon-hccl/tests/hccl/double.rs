@@ -28,21 +28,7 @@ pub(crate) fn path() -> PathBuf {
     path
 }
 
-/// Declares functions of the double.
-macro_rules! functions {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)? = $symbol:literal;)*) => {$(
-        pub(crate) fn $name($($argument: $type),*) $(-> $output)? {
-            type Function = unsafe extern "C" fn($($type),*) $(-> $output)?;
-            // SAFETY: the double has this signature for this name.
-            let function = unsafe { DOUBLE.get::<Function>($symbol) };
-            let function = function.expect("the double has it");
-            // SAFETY: takes numbers.
-            unsafe { function($($argument),*) }
-        }
-    )*};
-}
-
-functions! {
+functions! { of DOUBLE:
     fn refuse_all_to_all(device: i32, number: u32) = b"testdouble_refuse_all_to_all";
     fn notice(device: i32, status: i32) = b"testdouble_notice";
     fn never_open(device: i32) = b"testdouble_never_open";

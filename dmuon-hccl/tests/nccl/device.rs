@@ -18,24 +18,7 @@ static DOUBLE: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::new(path) }.expect("it has been loaded")
 });
 
-/// Declares functions of the double.
-macro_rules! functions {
-    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)?
-        = $symbol:literal;)*) =>
-    {$(
-        $(#[$doc])*
-        pub(crate) fn $name($($argument: $type),*) $(-> $output)? {
-            type Function = unsafe extern "C" fn($($type),*) $(-> $output)?;
-            // SAFETY: the double has this signature for this name.
-            let function = unsafe { DOUBLE.get::<Function>($symbol) };
-            let function = function.expect("the double has it");
-            // SAFETY: addresses are of memory that is alive, with so many bytes.
-            unsafe { function($($argument),*) }
-        }
-    )*};
-}
-
-functions! {
+functions! { of DOUBLE:
     /// How many pieces of memory, streams and events the doubles' devices have.
     fn num_live() -> usize = b"testdouble_num_live";
     /// Lets [`Memory::set`] of a device wait.

@@ -1,6 +1,10 @@
 //! The conformance suite of `dmuon-core` and NCCL's own failures, on a test double of driver and
 //! library; see `doubles`.
 
+#[macro_use]
+#[path = "../doubles/functions.rs"]
+mod functions;
+
 #[path = "../again/mod.rs"]
 mod again;
 mod by_address;
