@@ -114,7 +114,7 @@ pub(crate) fn survey<M: Module>(
 struct TakeHeld<'a> {
     runtime: &'a Runtime,
     gradients: GradientsParams,
-    /// By parameter: where its gradient was averaged, if that is on the host and the model is not.
+    /// By parameter: where its gradient was averaged, as far as that is known.
     averages: Vec<Option<Place>>,
     held: HeldGradients,
     seen: Vec<bool>,

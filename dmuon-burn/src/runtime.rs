@@ -407,9 +407,7 @@ impl Runtime {
 
     /// Where gradients were averaged last, by parameter, as far as that is known.
     pub(crate) fn take_averages(&self) -> Vec<Option<Place>> {
-        let mut state = self.lock();
-        let none = vec![None; state.averages.len()];
-        std::mem::replace(&mut state.averages, none)
+        self.lock().averages.iter_mut().map(Option::take).collect()
     }
 
     pub(crate) fn spare(&self, unit: usize, pack: usize) -> Buffer {

@@ -1,8 +1,7 @@
 //! Cube: devices with memory of their own (wgpu, CUDA), fused or not. What a tensor needs of a packed
 //! host buffer is copied there, and what comes back is copied off again.
 
-use super::device::{Gradient, single};
-use super::{HostSlice, PackStorage, Transport, dtype};
+use super::{Gradient, HostSlice, PackStorage, Transport, dtype};
 use crate::error::{Error, unwind};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
@@ -32,12 +31,12 @@ impl Transport for Cube {
     }
 
     fn to_gradient(tensor: FloatTensor<Self>) -> Gradient {
-        Gradient::Device(single(tensor))
+        Gradient::Device(Self::single(tensor))
     }
 
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
-        let data =
-            read_sync(Self::float_into_data(single(tensor))).map_err(|error| error.to_string());
+        let data = read_sync(Self::float_into_data(Self::single(tensor)))
+            .map_err(|error| error.to_string());
         // A copy: the data itself would pin a staging buffer that the device has mapped.
         match data.and_then(|data| data.try_to_vec().map_err(|error| error.to_string())) {
             Ok(elems) => HostSlice::Copied(elems),

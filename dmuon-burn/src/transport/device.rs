@@ -322,14 +322,6 @@ fn start_there(
     Ok((group.start_on_device(call, transfer)?, landing))
 }
 
-/// The tensor in `f32`.
-pub(super) fn single(tensor: FloatTensor<Cube>) -> FloatTensor<Cube> {
-    match tensor.dtype() {
-        DType::F32 => tensor,
-        _ => Cube::float_cast(tensor, FloatDType::F32),
-    }
-}
-
 /// Elements of a one-dimensional tensor.
 pub(super) fn narrow(tensor: FloatTensor<Cube>, range: Range<usize>) -> FloatTensor<Cube> {
     match range == (0..tensor.shape().num_elements()) {
@@ -357,9 +349,5 @@ fn assign(
 
 /// Elements in `f32`, rounded to `float`.
 fn round(tensor: FloatTensor<Cube>, float: FloatType) -> FloatTensor<Cube> {
-    match float {
-        FloatType::F32 => tensor,
-        FloatType::F16 => single(Cube::float_cast(tensor, FloatDType::F16)),
-        FloatType::Bf16 => single(Cube::float_cast(tensor, FloatDType::BF16)),
-    }
+    Cube::single(Cube::rounded(tensor, float))
 }

@@ -4,7 +4,7 @@ use super::{Gradient, HostSlice, PackStorage, Transport, dtype};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape, TensorData};
+use burn::tensor::{Shape, TensorData};
 use burn_flex::{FlexTensor, Layout};
 use dmuon_core::Slot;
 use std::sync::Arc;
@@ -36,10 +36,6 @@ impl Transport for Flex {
     }
 
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice {
-        let tensor = match tensor.dtype() {
-            DType::F32 => tensor,
-            _ => Self::float_cast(tensor, FloatDType::F32),
-        };
-        HostSlice::Shared(tensor.to_contiguous())
+        HostSlice::Shared(Self::single(tensor).to_contiguous())
     }
 }

@@ -19,7 +19,7 @@ pub(crate) use storage::PackStorage;
 #[cfg(feature = "_cube")]
 use burn::backend::Cube;
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Backend, DispatchDevice, Flex};
+use burn::backend::{Backend, DispatchDevice, Flex, TensorMetadata};
 use burn::tensor::{DType, Device as AnyDevice, FloatDType, Tensor};
 use burn_flex::FlexTensor;
 #[cfg(not(feature = "_cube"))]
@@ -48,6 +48,14 @@ pub(crate) trait Transport: Backend {
 
     /// The tensor's elements on the host, in `f32`.
     fn to_host(tensor: FloatTensor<Self>) -> HostSlice;
+
+    /// The tensor in `f32`.
+    fn single(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        match tensor.dtype() {
+            DType::F32 => tensor,
+            _ => Self::float_cast(tensor, FloatDType::F32),
+        }
+    }
 
     /// The tensor in the type that weights are used in.
     fn rounded(tensor: FloatTensor<Self>, float: FloatType) -> FloatTensor<Self> {
